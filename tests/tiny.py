@@ -1,4 +1,7 @@
-"""Random tiny decoders, shaped so that the usual mistakes show: H·d ≠ hidden, kv heads neither 1 nor H, norms not constant."""
+"""Random tiny decoders, shaped so that the usual mistakes show.
+
+H·d ≠ hidden, key/value heads are neither 1 nor H, norms are not constant.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_no_nan_for_any_shape(qkv):
 
 @given(heads(np.float64))
 def test_against_a_plain_loop(qkv):
-    """Every output from the formula, one number at a time: o_i = Σ_j A_ij v_j with query head h on kv head h // group."""
+    """Every output from the formula: o_i = Σ_j A_ij v_j, query head h on key/value head h // group."""
     q, k, v = qkv
     (T, H, d), (S, H_kv, _) = q.shape, k.shape
     o = attention(q, k, v)
