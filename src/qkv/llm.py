@@ -1,0 +1,272 @@
+"""The front door: a model by name, and text in, text out.
+
+Text becomes ids (`qkv.text`), ids become more ids (`qkv.engine`), ids become text again (`qkv.text.output`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+from qkv.engine.defaults import model_defaults
+from qkv.engine.engine import Engine, FinishReason, Generation
+from qkv.engine.params import SamplingParams
+from qkv.errors import ParameterError, QkvError
+from qkv.model.reference import Decoder
+from qkv.progress import Progress, silent
+from qkv.text.output import OutputPipeline
+from qkv.text.template import ChatTemplate, encode_chat
+from qkv.text.thinking import ThinkingSplit
+from qkv.text.tokenizer import Tokenizer
+from qkv.weights.checkpoint import Checkpoint, open_checkpoint
+from qkv.weights.names import resolve
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """How long a request took. Times are in seconds."""
+
+    prompt_tokens: int
+    first_token_seconds: float
+    """From the start to the first token: the whole prompt is computed in it."""
+    decode_steps: int
+    decode_seconds: float
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        return self.prompt_tokens / self.first_token_seconds if self.first_token_seconds else 0.0
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """0 when there was no step after the first token."""
+        return self.decode_steps / self.decode_seconds if self.decode_seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The next piece of an answer, whole characters only. Either text may be empty."""
+
+    text: str
+    thinking: str
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished answer."""
+
+    text: str
+    thinking: str
+    """What the model wrote between its thinking markers; never part of `text`."""
+    token_ids: list[int]
+    finish_reason: FinishReason
+    """"stop": an end token or a stop string; "length": max_tokens or the end of the context."""
+    seed: int
+    timings: Timings
+
+
+class Stream:
+    """An answer as it is made: iterate it for `Chunk`s; `completion` is there afterwards. `close()` cancels."""
+
+    def __init__(self, chunks: Iterator[Chunk | Completion]) -> None:
+        self._chunks = chunks
+        self._completion: Completion | None = None
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for item in self._chunks:
+            if isinstance(item, Completion):
+                self._completion = item
+            else:
+                yield item
+
+    @property
+    def completion(self) -> Completion:
+        """The whole answer. Raises `QkvError` before the stream has been read to its end."""
+        if self._completion is None:
+            raise QkvError("the stream has not ended yet: read it to its end first")
+        return self._completion
+
+    def close(self) -> None:
+        """Stop the work. No more chunks come, and there is no completion."""
+        close = getattr(self._chunks, "close", None)
+        if close is not None:
+            close()
+
+
+class LLM:
+    """A model ready to answer.
+
+        with LLM("smollm2") as llm:
+            print(llm.chat([{"role": "user", "content": "What is the capital of France?"}]).text)
+
+    `model` is a hub id, a short tag, a .gguf file or a folder; it is fetched when it is not here yet. `context` is
+    the most positions a request may use, the model's own maximum when not given. Raises a `QkvError` for anything
+    wrong with the name, the files or a value.
+    """
+
+    def __init__(self, model: str | Path, *, context: int | None = None, progress: Progress = silent) -> None:
+        self.name = str(model)
+        checkpoint = open_checkpoint(resolve(self.name, progress=progress))
+        self.config = checkpoint.config
+        self.notes = checkpoint.notes
+        self.tokenizer = _tokenizer(checkpoint)
+        self.context = _context(context, self.config.max_position_embeddings)
+        self._generation_config = checkpoint.generation_config
+        self._template = _template(checkpoint, self.tokenizer)
+        self._engine: Engine | None = Engine(
+            Decoder(self.config, _load(checkpoint, progress)),
+            vocab_size=self.config.vocab_size,
+            context=self.context,
+            end_ids=checkpoint.end_ids,
+        )
+
+    @overload
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion: ...
+    @overload
+    def generate(self, prompt: Sequence[Prompt], params: SamplingParams | None = None) -> list[Completion]: ...
+
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+    ) -> Completion | list[Completion]:
+        """Continue a text or a list of token ids. A list of such prompts gives a list of completions, in order."""
+        if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
+            return _finish(self.stream(prompt, params))  # type: ignore[arg-type]
+        return [_finish(self.stream(one, params)) for one in prompt]  # type: ignore[arg-type]
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        thinking: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Completion:
+        """Answer a conversation: messages as OpenAI clients send them, {"role": …, "content": …}.
+
+        `thinking` turns a thinking model's thinking on or off; None leaves it to the model's template.
+        """
+        return _finish(self.stream_chat(messages, params, thinking=thinking, tools=tools))
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+        """Like `generate` for one prompt, piece by piece. A bad request raises here, before the first piece."""
+        ids = self.tokenizer.prompt(prompt) if isinstance(prompt, str) else list(prompt)
+        return self._stream(ids, params, thinking=True, split=ThinkingSplit(None, None, ids))
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        thinking: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Stream:
+        """Like `chat`, piece by piece."""
+        if self._template is None:
+            raise ParameterError(f"messages: {self.name} has no chat template; use generate() with a plain prompt")
+        ids = encode_chat(self._template, self.tokenizer, messages, tools=tools, thinking=thinking)
+        split = ThinkingSplit(self.tokenizer.id("<think>"), self.tokenizer.id("</think>"), ids)
+        return self._stream(ids, params, thinking=thinking is not False, split=split)
+
+    def _stream(
+        self, prompt_ids: list[int], params: SamplingParams | None, *, thinking: bool, split: ThinkingSplit
+    ) -> Stream:
+        engine = self._running_engine()
+        defaults = model_defaults(self.config.architecture, self._generation_config, thinking=thinking)
+        request = engine.submit(prompt_ids, (params or SamplingParams()).with_defaults(defaults))
+        pipeline = OutputPipeline(self.tokenizer, request.params.stop, split)
+        return Stream(self._run(engine, request, pipeline))
+
+    def _run(self, engine: Engine, request: Generation, pipeline: OutputPipeline) -> Iterator[Chunk | Completion]:
+        """The pieces of one answer, then the whole of it."""
+        text: list[str] = []
+        thinking: list[str] = []
+        stopped = False
+        for token in engine.generate(request):
+            self._running_engine()
+            delta = pipeline.push(token)
+            text.append(delta.content)
+            thinking.append(delta.thinking)
+            if delta.content or delta.thinking:
+                yield Chunk(delta.content, delta.thinking)
+            if delta.stopped:
+                stopped = True
+                break
+        delta = pipeline.finish()
+        text.append(delta.content)
+        thinking.append(delta.thinking)
+        if delta.content or delta.thinking:
+            yield Chunk(delta.content, delta.thinking)
+        assert request.params.seed is not None
+        yield Completion(
+            text="".join(text),
+            thinking="".join(thinking),
+            token_ids=request.token_ids,
+            finish_reason="stop" if stopped else request.finish_reason or "stop",
+            seed=request.params.seed,
+            timings=Timings(
+                prompt_tokens=len(request.prompt_ids),
+                first_token_seconds=request.first_token_seconds,
+                decode_steps=request.decode_steps,
+                decode_seconds=request.decode_seconds,
+            ),
+        )
+
+    def _running_engine(self) -> Engine:
+        if self._engine is None:
+            raise QkvError(f"{self.name} has been closed")
+        return self._engine
+
+    def close(self) -> None:
+        """Free the model's memory. Running streams end with an error; calling it twice is fine."""
+        self._engine = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _finish(stream: Stream) -> Completion:
+    for _ in stream:
+        pass
+    return stream.completion
+
+
+def _context(wanted: int | None, most: int) -> int:
+    if wanted is None:
+        return most
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or not 2 <= wanted <= most:
+        raise ParameterError(f"context must be a whole number from 2 to the model's {most}, got {wanted!r}")
+    return wanted
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    if isinstance(checkpoint.tokenizer, Path):
+        return Tokenizer.from_file(checkpoint.tokenizer, checkpoint.tokenizer_config)
+    return Tokenizer.from_gguf(checkpoint.tokenizer, checkpoint.path.name)
+
+
+def _template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:
+    if checkpoint.chat_template is None:
+        return None
+    return ChatTemplate(
+        checkpoint.chat_template,
+        bos_token=tokenizer.bos_token,
+        eos_token=tokenizer.eos_token,
+        name=checkpoint.path.name,
+    )
+
+
+def _load(checkpoint: Checkpoint, progress: Progress) -> dict[str, Any]:
+    """Every tensor as float32."""
+    tensors = {}
+    for done, (name, tensor) in enumerate(checkpoint.tensors.items()):
+        progress("loading", done, len(checkpoint.tensors), "tensors")
+        tensors[name] = tensor.to_float32()
+    progress("loading", len(tensors), len(tensors), "tensors")
+    return tensors
