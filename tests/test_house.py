@@ -1,0 +1,72 @@
+"""The house rules: imports point one way, importing qkv is cheap, the wheel is pure Python."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import qkv
+
+SOURCE = Path(qkv.__file__).parent
+
+# What each room may import, beside itself and the leaves that everyone may (errors, progress, settings).
+LEAVES = {"errors", "progress", "settings"}
+MAY_IMPORT = {
+    "kernels": set(),
+    "model": {"kernels"},
+    "weights": {"model", "kernels"},
+    "engine": {"model", "kernels"},
+    "text": {"model", "kernels"},
+    "inspect": {"model", "kernels"},
+    "llm": {"inspect", "engine", "text", "weights", "model", "kernels"},
+    "cli": {"llm", "inspect", "engine", "text", "weights", "model", "kernels"},
+    "server": {"llm", "inspect", "engine", "text", "weights", "model", "kernels"},
+    "cluster": {"llm", "inspect", "engine", "text", "weights", "model", "kernels"},
+    "__main__": {"cli"},
+    # The package's own face: names for type checkers and lazily loaded ones.
+    "__init__": {"llm", "engine"},
+    **{leaf: set() for leaf in LEAVES},
+}
+
+
+def imports_of(file: Path) -> set[str]:
+    """The rooms of qkv that a file imports, wherever in the file the import stands."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            names = [f"{node.module}.{alias.name}" if node.module == "qkv" else node.module for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("qkv.")}
+    return found - {"__version__"}
+
+
+def test_imports_point_one_way():
+    checked = 0
+    for file in SOURCE.rglob("*.py"):
+        room = file.relative_to(SOURCE).parts[0].removesuffix(".py")
+        wrong = imports_of(file) - MAY_IMPORT[room] - LEAVES - {room}
+        assert not wrong, f"{file.relative_to(SOURCE)} must not import {sorted(wrong)}"
+        checked += 1
+    assert checked > 10
+
+
+def test_importing_qkv_loads_nothing_heavy():
+    code = "import sys, qkv; print(*sorted({'numpy', 'numba', 'tokenizers', 'jinja2', 'typer', 'rich'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ""
+
+
+def test_every_public_name_can_be_imported():
+    for name in qkv.__all__:
+        assert getattr(qkv, name) is not None
+
+
+def test_nothing_compiled_is_in_the_package():
+    suffixes = {file.suffix for file in SOURCE.rglob("*") if file.is_file() and "__pycache__" not in file.parts}
+    assert suffixes <= {".py", ".typed"}
