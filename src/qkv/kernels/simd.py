@@ -227,7 +227,12 @@ def is_flat(array: types.Type) -> bool:
     return isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C"
 
 
-@intrinsic
+def _any_intrinsic(typing: Callable[..., Any]) -> Any:
+    """`intrinsic`, for the type checker: kernels call these without the typing context."""
+    return intrinsic(typing)
+
+
+@_any_intrinsic
 def load(typing: Any, vector: Any, array: Any, index: Any) -> Any:
     """`load(f32x8, array, i)`: the vector that starts at array[i]. The array may be of any type (bytes, say)."""
     kind = _named_vector(vector)
@@ -240,7 +245,7 @@ def load(typing: Any, vector: Any, array: Any, index: Any) -> Any:
     return kind(vector, array, types.intp), codegen
 
 
-@intrinsic
+@_any_intrinsic
 def store(typing: Any, array: Any, index: Any, vector: Any) -> Any:
     """`store(array, i, vector)`: write the vector's lanes from array[i] on."""
     if not is_flat(array) or not isinstance(vector, Vector) or not isinstance(index, types.Integer):
@@ -263,7 +268,7 @@ def store(typing: Any, array: Any, index: Any, vector: Any) -> Any:
     return types.void(array, types.intp, vector), codegen
 
 
-@intrinsic
+@_any_intrinsic
 def spread(typing: Any, vector: Any, array: Any, index: Any) -> Any:
     """`spread(f32x8, array, i)`: array[i] in every lane; for `i8x32`, the 4 bytes from array[i] on in every 4 lanes."""
     kind = _named_vector(vector)
@@ -331,6 +336,18 @@ def sum_lanes(builder: Any, a: Any) -> Any:
 def max_lanes(builder: Any, a: Any) -> Any:
     """The largest lane."""
     return _tree(builder, a, lambda low, high: builder.select(builder.fcmp_ordered(">", low, high), low, high))
+
+
+@operation(types.float32, f32x8)
+def first_lane(builder: Any, a: Any) -> Any:
+    """a0."""
+    return builder.extract_element(a, ir.IntType(32)(0))
+
+
+@operation(types.int32, i32x8)
+def max_lanes_i32(builder: Any, a: Any) -> Any:
+    """The largest lane."""
+    return _tree(builder, a, lambda low, high: builder.select(builder.icmp_signed(">", low, high), low, high))
 
 
 @operation(types.int32, i32x8)
@@ -415,6 +432,24 @@ def absolute(builder: Any, a: Any) -> Any:
     return builder.bitcast(bits, f32x8.llvm)
 
 
+@operation(i32x8, i32x8, i32x8)
+def bit_and(builder: Any, a: Any, b: Any) -> Any:
+    """a & b."""
+    return builder.and_(a, b)
+
+
+@operation(i32x8, i32x8, i32x8)
+def bit_or(builder: Any, a: Any, b: Any) -> Any:
+    """a | b."""
+    return builder.or_(a, b)
+
+
+@operation(i32x8, i32x8, i32x8)
+def shift_left(builder: Any, a: Any, count: Any) -> Any:
+    """a << count, for counts of 0 to 31."""
+    return builder.shl(a, count)
+
+
 # ------------------------------------------------------------------------------------------ products of small integers
 
 
@@ -482,7 +517,7 @@ def with_sign_of(builder: Any, a: Any, b: Any) -> Any:
 # ------------------------------------------------------------------------------------------ conversions
 
 
-@intrinsic
+@_any_intrinsic
 def to_float(typing: Any, a: Any) -> Any:
     """Eight integers of any width as float32 (rounded to nearest above 2^24)."""
     if not isinstance(a, Vector) or a.lanes != 8 or a.is_float:
@@ -504,6 +539,26 @@ def round_to_int(builder: Any, a: Any) -> Any:
     return builder.sub(moved, constant(i32x8.llvm, 0x4B400000))
 
 
+@operation(i32x8, f32x8)
+def floor_to_int(builder: Any, a: Any) -> Any:
+    """The largest int32 not above a, for |a| < 2^22."""
+    nearest = round_to_int.emit(builder, a)
+    above = builder.fcmp_ordered(">", builder.sitofp(nearest, f32x8.llvm), a)
+    return builder.add(nearest, builder.sext(above, i32x8.llvm))
+
+
+@operation(i32x8, f32x8)
+def as_bits(builder: Any, a: Any) -> Any:
+    """The float32 bits as int32."""
+    return builder.bitcast(a, i32x8.llvm)
+
+
+@operation(f32x8, i32x8)
+def as_float(builder: Any, a: Any) -> Any:
+    """The int32 bits as float32."""
+    return builder.bitcast(a, f32x8.llvm)
+
+
 @operation(i8x8, i32x8)
 def narrow(builder: Any, a: Any) -> Any:
     """The low byte of each lane."""
@@ -515,6 +570,17 @@ def bf16_to_float(builder: Any, a: Any) -> Any:
     """bfloat16 bits are the upper half of a float32."""
     wide = builder.shl(builder.zext(a, i32x8.llvm), constant(i32x8.llvm, 16))
     return builder.bitcast(wide, f32x8.llvm)
+
+
+@operation(u16x8, f32x8)
+def float_to_bf16(builder: Any, a: Any) -> Any:
+    """float32 as bfloat16 bits, rounded to nearest even. Not-a-number stays so."""
+    bits = builder.bitcast(a, i32x8.llvm)
+    odd = builder.and_(builder.lshr(bits, constant(i32x8.llvm, 16)), constant(i32x8.llvm, 1))
+    rounded = builder.add(builder.add(bits, constant(i32x8.llvm, 0x7FFF)), odd)
+    nan = builder.or_(bits, constant(i32x8.llvm, 0x400000))
+    kept = builder.select(builder.fcmp_unordered("uno", a, a), nan, rounded)
+    return builder.trunc(builder.lshr(kept, constant(i32x8.llvm, 16)), u16x8.llvm)
 
 
 @operation(f32x8, u16x8)

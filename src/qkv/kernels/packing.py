@@ -1,0 +1,313 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+"""From the numbers of a model file to the layouts of `formats`, a range of rows at a time.
+
+`pack` quantizes float rows, `pack_gguf` rearranges GGUF blocks without changing a number. Both write a range of rows
+into a matrix's place in the arena, take little memory beside it, and release the GIL: several threads may pack
+different rows at once. A range starts at a multiple of 8 rows and ends at one, or at the matrix's last row.
+
+The quantization rules are those of GGUF: `int8` as Q8_0 (d = max|w|/127), `int4` as Q4_0 (d = w/-8 for the w of largest
+magnitude), `int4m` as Q4_1 (d = (max - min)/15, m = min).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from qkv.errors import ModelFileError, ParameterError
+from qkv.kernels import simd
+from qkv.kernels.formats import (
+    BF16,
+    F32,
+    GROUP,
+    INT4,
+    INT4M,
+    INT8,
+    MATRIX,
+    ROWS,
+    format_name,
+    new_arena,
+    packed_bytes,
+    place,
+)
+from qkv.kernels.jit import kernel
+from qkv.kernels.simd import Vector, f32x8, load, store, u16x8
+
+_FLOAT32, _BFLOAT16, _FLOAT16 = range(3)
+_SOURCES = {np.dtype(np.float32): _FLOAT32, np.dtype(np.uint16): _BFLOAT16, np.dtype(np.float16): _FLOAT16}
+_GGUF = {INT8: ("Q8_0", 34), INT4: ("Q4_0", 18), INT4M: ("Q4_1", 20)}  # type, bytes of a block of 32 weights
+_SMALLEST_NORMAL = np.float32(2.0**-126)
+
+u8x2 = Vector(types.uint8, 2)
+u8x4 = Vector(types.uint8, 4)
+
+
+def pack(
+    arena: NDArray[np.uint8], matrix: np.void, first_row: int, values: NDArray[Any], name: str = "weights"
+) -> None:
+    """Quantize `values` [n, columns] into rows `first_row` … of the matrix.
+
+    values: float32, float16, or bfloat16 as its bits in uint16. Raises ModelFileError, with `name`, for a number that
+    is not finite.
+    """
+    _check_range(arena, matrix, first_row, values.shape, int(matrix["columns"]), name)
+    if values.dtype not in _SOURCES:
+        raise ParameterError(f"{name}: cannot pack {values.dtype} numbers; give float32, float16 or bfloat16 bits")
+    finite = _pack_rows(
+        arena, np.array([matrix], MATRIX), first_row, _read_only_bytes(values), _SOURCES[values.dtype], values.shape[0]
+    )
+    if not finite:
+        raise ModelFileError(
+            f"{name}: rows {first_row} to {first_row + len(values) - 1} hold a number that is not finite"
+        )
+
+
+def pack_gguf(
+    arena: NDArray[np.uint8], matrix: np.void, first_row: int, blocks: NDArray[np.uint8], name: str = "weights"
+) -> None:
+    """Rearrange GGUF blocks, uint8 [n, bytes of a row], into rows `first_row` … of the matrix, number for number.
+
+    The matrix's format says what the blocks are: Q8_0 for int8, Q4_0 for int4, Q4_1 for int4m.
+    """
+    kind = int(matrix["format"])
+    if kind not in _GGUF:
+        raise ParameterError(f"{name}: no GGUF block is stored as {format_name(matrix)}")
+    block_bytes = _GGUF[kind][1]
+    if matrix["columns"] % GROUP:
+        raise ModelFileError(f"{name}: {matrix['columns']} columns are not a whole number of blocks of {GROUP}")
+    groups = int(matrix["groups"])
+    _check_range(arena, matrix, first_row, blocks.shape, groups * block_bytes, name)
+    if blocks.dtype != np.uint8:
+        raise ParameterError(f"{name}: GGUF blocks are uint8, got {blocks.dtype}")
+    numbers = (block_bytes - GROUP * (8 if kind == INT8 else 4) // 8) // 2
+    for each in range(numbers):  # float16 with all exponent bits set: infinite or not a number
+        upper = blocks[:, 2 * each + 1 :: block_bytes]
+        if ((upper & 0x7C) == 0x7C).any():
+            raise ModelFileError(f"{name}: a block's scale is not finite; the file is damaged")
+    _pack_blocks(arena, np.array([matrix], MATRIX), first_row, _read_only_bytes(blocks), block_bytes, len(blocks))
+
+
+def quantize(values: NDArray[Any], fmt: str) -> tuple[NDArray[np.uint8], np.void]:
+    """An arena of its own with `values` [rows, columns] in it, and its record."""
+    rows, columns = values.shape
+    arena, matrix = new_arena(packed_bytes(fmt, rows, columns)), place(fmt, rows, columns)
+    pack(arena, matrix, 0, values)
+    return arena, matrix
+
+
+def _check_range(
+    arena: NDArray[np.uint8], matrix: np.void, first_row: int, shape: tuple[int, ...], width: int, name: str
+) -> None:
+    size = packed_bytes(format_name(matrix), int(matrix["rows"]), int(matrix["columns"]))
+    if matrix["quants"] < 0 or matrix["quants"] + size > arena.size:
+        raise ParameterError(f"{name}: the arena of {arena.size} bytes does not hold this matrix")
+    if len(shape) != 2 or shape[1] != width:
+        raise ParameterError(f"{name}: expected rows of {width} items, got an array of shape {shape}")
+    end = first_row + shape[0]
+    if first_row < 0 or first_row % ROWS or end > matrix["rows"] or (end % ROWS and end != matrix["rows"]):
+        raise ParameterError(
+            f"{name}: rows {first_row} to {end} of {matrix['rows']} are no range of whole blocks of {ROWS} rows"
+        )
+
+
+def _read_only_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """A flat view; read-only always, so that mapped files and ordinary arrays share one compiled kernel."""
+    view = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    view.flags.writeable = False
+    return view
+
+
+# ------------------------------------------------------------------------------------------ quantizing
+
+
+@kernel
+def _pack_rows(arena, matrices, first_row, source, kind, count):
+    """Returns whether every number was finite."""
+    matrix = matrices[0]
+    size = 2 if kind != _FLOAT32 else 4
+    row = np.zeros(matrix.groups * GROUP + ROWS, np.float32)
+    block = np.zeros(matrix.groups * GROUP * ROWS, np.float32)
+    not_finite = simd.splat(np.float32(0))
+    for i in range((count + ROWS - 1) // ROWS):
+        for lane in range(ROWS):
+            if i * ROWS + lane < count:
+                _read_row(source, (i * ROWS + lane) * matrix.columns * size, kind, matrix.columns, row)
+            else:
+                row[:] = np.float32(0)
+            for k in range(matrix.groups * GROUP):
+                block[k * ROWS + lane] = row[k]
+        for k in range(matrix.columns):
+            not_finite = simd.fma(load(f32x8, block, k * ROWS), simd.splat(np.float32(0)), not_finite)
+        _pack_block(arena, matrix, first_row // ROWS + i, block)
+    return simd.sum_lanes(not_finite) == np.float32(0)
+
+
+@kernel
+def _read_row(source, at, kind, columns, row):
+    """Convert one row of the file, from byte `at`, to float32."""
+    size = 2 if kind != _FLOAT32 else 4
+    whole = columns // 8 * 8
+    for k in range(0, whole, 8):
+        store(row, k, _floats(source, at + k * size, kind))
+    for k in range(whole, columns):
+        row[k] = simd.first_lane(_spread_float(source, at + k * size, kind))
+
+
+@kernel
+def _floats(source, at, kind):
+    if kind == _FLOAT32:
+        return load(f32x8, source, at)
+    if kind == _BFLOAT16:
+        return simd.bf16_to_float(load(u16x8, source, at))
+    return simd.half_to_float(load(u16x8, source, at))
+
+
+@kernel
+def _spread_float(source, at, kind):
+    if kind == _FLOAT32:
+        return simd.spread(f32x8, source, at)
+    if kind == _BFLOAT16:
+        return simd.bf16_to_float(simd.spread(u16x8, source, at))
+    return simd.half_to_float(simd.spread(u16x8, source, at))
+
+
+@kernel
+def _pack_block(arena, matrix, b, block):
+    """Store 8 rows, given as float32 [columns, 8]: lanes are rows from here on."""
+    for g in range(matrix.groups):
+        tile = b * matrix.groups + g
+        at = g * GROUP * ROWS
+        if matrix.format == F32:
+            for k in range(GROUP):
+                store(arena, matrix.quants + (tile * GROUP + k) * 32, load(f32x8, block, at + k * ROWS))
+        elif matrix.format == BF16:
+            for k in range(GROUP):
+                bits = simd.float_to_bf16(load(f32x8, block, at + k * ROWS))
+                store(arena, matrix.quants + (tile * GROUP + k) * 16, bits)
+        elif matrix.format == INT8:
+            _pack_int8(arena, matrix.quants + tile * 256, matrix.scales + tile * 16, block, at)
+        elif matrix.format == INT4:
+            _pack_int4(arena, matrix.quants + tile * 128, matrix.scales + tile * 16, block, at)
+        else:
+            _pack_int4m(
+                arena, matrix.quants + tile * 128, matrix.scales + tile * 16, matrix.minimums + tile * 16, block, at
+            )
+
+
+@kernel
+def _inverse(d):
+    """1/d, or 0 where |d| is too small to have an inverse."""
+    usable = simd.less(simd.absolute(d), simd.splat(_SMALLEST_NORMAL))
+    return simd.select(usable, simd.splat(np.float32(0)), simd.divide(simd.splat(np.float32(1)), d))
+
+
+@kernel
+def _round_half_away(x):
+    """The nearest int32, ties away from zero: how GGUF's Q8_0 rounds."""
+    magnitude = simd.absolute(x)
+    whole = simd.to_float(simd.floor_to_int(magnitude))
+    low = simd.less(simd.subtract(magnitude, whole), simd.splat(np.float32(0.5)))
+    rounded = simd.select(low, whole, simd.add(whole, simd.splat(np.float32(1))))
+    negative = simd.less(x, simd.splat(np.float32(0)))
+    return simd.round_to_int(simd.select(negative, simd.subtract(simd.splat(np.float32(0)), rounded), rounded))
+
+
+@kernel
+def _pack_int8(arena, quants, scales, block, at):
+    largest = simd.splat(np.float32(0))
+    for k in range(GROUP):
+        largest = simd.maximum(simd.absolute(load(f32x8, block, at + k * ROWS)), largest)
+    d = simd.divide(largest, simd.splat(np.float32(127)))
+    inverse = _inverse(d)
+    store(arena, scales, simd.float_to_half(d))
+    for j in range(GROUP // 4):
+        word = simd.splat_i32(0)
+        for t in range(4):
+            q = _round_half_away(simd.multiply(load(f32x8, block, at + (4 * j + t) * ROWS), inverse))
+            byte = simd.bit_and(q, simd.splat_i32(255))
+            word = simd.bit_or(word, simd.shift_left(byte, simd.splat_i32(8 * t)))
+        store(arena, quants + 32 * j, word)
+
+
+@kernel
+def _clamped_nibble(q):
+    return simd.maximum(simd.splat_i32(0), simd.minimum(simd.splat_i32(15), q))
+
+
+@kernel
+def _pack_int4(arena, quants, scales, block, at):
+    largest = simd.splat(np.float32(0))
+    for k in range(GROUP):
+        w = load(f32x8, block, at + k * ROWS)
+        largest = simd.select(simd.less(simd.absolute(largest), simd.absolute(w)), w, largest)
+    d = simd.divide(largest, simd.splat(np.float32(-8)))
+    inverse = _inverse(d)
+    middle = simd.splat(np.float32(8.5))
+    store(arena, scales, simd.float_to_half(d))
+    for j in range(GROUP // 8):
+        word = simd.splat_i32(0)
+        for t in range(8):  # 4 lower halves of bytes, then 4 upper halves
+            k = 4 * j + t % 4 + t // 4 * 16
+            w = load(f32x8, block, at + k * ROWS)
+            q = _clamped_nibble(simd.floor_to_int(simd.add(simd.multiply(w, inverse), middle)))
+            word = simd.bit_or(word, simd.shift_left(q, simd.splat_i32(8 * (t % 4) + t // 4 * 4)))
+        store(arena, quants + 32 * j, word)
+
+
+@kernel
+def _pack_int4m(arena, quants, scales, minimums, block, at):
+    lowest = load(f32x8, block, at)
+    highest = lowest
+    for k in range(1, GROUP):
+        w = load(f32x8, block, at + k * ROWS)
+        lowest = simd.minimum(w, lowest)
+        highest = simd.maximum(w, highest)
+    d = simd.divide(simd.subtract(highest, lowest), simd.splat(np.float32(15)))
+    inverse = _inverse(d)
+    half = simd.splat(np.float32(0.5))
+    store(arena, scales, simd.float_to_half(d))
+    store(arena, minimums, simd.float_to_half(lowest))
+    for j in range(GROUP // 8):
+        word = simd.splat_i32(0)
+        for t in range(8):
+            k = 4 * j + t % 4 + t // 4 * 16
+            w = load(f32x8, block, at + k * ROWS)
+            steps = simd.multiply(simd.subtract(w, lowest), inverse)
+            q = _clamped_nibble(simd.floor_to_int(simd.add(steps, half)))
+            word = simd.bit_or(word, simd.shift_left(q, simd.splat_i32(8 * (t % 4) + t // 4 * 4)))
+        store(arena, quants + 32 * j, word)
+
+
+# ------------------------------------------------------------------------------------------ rearranging
+
+
+@kernel
+def _pack_blocks(arena, matrices, first_row, source, block_bytes, count):
+    """A GGUF block: its scale, its minimum if any, and its quants in the order that our tiles spread 4 by 4."""
+    matrix = matrices[0]
+    has_minimum = matrix.format == INT4M
+    quant_bytes = GROUP if matrix.format == INT8 else GROUP // 2
+    for i in range((count + ROWS - 1) // ROWS * ROWS):
+        block, lane = (first_row + i) // ROWS, i % ROWS
+        for g in range(matrix.groups):
+            tile = block * matrix.groups + g
+            scale = matrix.scales + (tile * ROWS + lane) * 2
+            minimum = matrix.minimums + (tile * ROWS + lane) * 2
+            quants = matrix.quants + tile * quant_bytes * ROWS + lane * 4
+            if i < count:
+                at = (i * matrix.groups + g) * block_bytes
+                store(arena, scale, load(u8x2, source, at))
+                if has_minimum:
+                    store(arena, minimum, load(u8x2, source, at + 2))
+                at += block_bytes - quant_bytes
+                for j in range(quant_bytes // 4):
+                    store(arena, quants + 32 * j, load(u8x4, source, at + 4 * j))
+            else:  # rows of padding
+                arena[scale], arena[scale + 1] = 0, 0
+                if has_minimum:
+                    arena[minimum], arena[minimum + 1] = 0, 0
+                for j in range(quant_bytes):
+                    arena[quants + j // 4 * 32 + j % 4] = 0
