@@ -1,0 +1,95 @@
+"""Progress on standard error: bars on a terminal, a line per download elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import Any
+
+from qkv.cli import terminal
+
+
+class Bars:
+    """A `qkv.progress.Progress` that shows a bar for the work at hand; it is gone when the work is done.
+
+    Work comes one piece after the other, so a new piece takes the bar of the last. Use it as a context manager: whatever happens, the terminal is left as it was.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._on_terminal = terminal.is_terminal(sys.stderr)
+        self._bars: Any = None  # rich.progress.Progress, imported when the first bar is needed
+        self._task: Any = None  # rich's id of the bar on screen
+        self._what: str | None = None  # what that bar shows
+        self._announced: set[str] = set()
+        self._lock = threading.Lock()  # downloads report from several threads
+
+    def __enter__(self) -> Bars:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bars away."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+            self._what = None
+
+    def __call__(self, what: str, done: int, total: int | None, unit: str = "bytes") -> None:
+        """Show that `done` of `total` units of `what` are done."""
+        if self._quiet:
+            return
+        with self._lock:
+            if not self._on_terminal:
+                self._announce(what, total, unit)
+            elif total is not None and done >= total:
+                self._finish()
+            else:
+                self._show(what, done, total, unit)
+
+    def _announce(self, what: str, total: int | None, unit: str) -> None:
+        if unit == "bytes" and what not in self._announced:
+            self._announced.add(what)
+            size = "" if total is None else f" ({terminal.bytes_text(total)})"
+            terminal.note(terminal.visible(what) + size)
+
+    def _show(self, what: str, done: int, total: int | None, unit: str) -> None:
+        if self._bars is None:
+            self._bars = _rich_progress()
+            self._bars.start()
+        if what != self._what:
+            self._finish()
+            self._task = self._bars.add_task(terminal.visible(what), total=total, amount="")
+            self._what = what
+        self._bars.update(self._task, completed=done, total=total, amount=_amount(done, total, unit))
+
+    def _finish(self) -> None:
+        if self._what is not None:
+            self._bars.remove_task(self._task)
+            self._what = None
+
+
+def _amount(done: int, total: int | None, unit: str) -> str:
+    """ "1.2 GB/1.5 GB", "12/311 tensors", "3 files"."""
+    if unit == "bytes":
+        return terminal.bytes_text(done) + ("" if total is None else "/" + terminal.bytes_text(total))
+    return f"{done}{'' if total is None else f'/{total}'} {unit}"
+
+
+def _rich_progress() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[amount]}", markup=False),
+        TimeRemainingColumn(compact=True),
+        console=Console(stderr=True),
+        transient=True,
+    )

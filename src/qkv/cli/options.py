@@ -1,0 +1,44 @@
+"""The options that several verbs share, and the checks of what was typed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from qkv.errors import QkvError
+
+Model = Annotated[
+    str,
+    typer.Option("--model", "-m", envvar="QKV_MODEL", help="Hub id, short name, .gguf file or folder."),
+]
+System = Annotated[str | None, typer.Option("--system", help="System message.")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", help="The most tokens to make (default: until the context is full).")
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option("--temperature", "--temp", help="0 always takes the likeliest token (default: the model's own)."),
+]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Keep the K likeliest tokens; 0 is off.")]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this sum; 1 is off.")]
+MinP = Annotated[
+    float | None,
+    typer.Option("--min-p", help="Keep tokens at least this fraction as likely as the first; 0 is off."),
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same text.")]
+Think = Annotated[
+    bool | None, typer.Option("--think/--no-think", help="Think before answering (default: as the model does).")
+]
+Context = Annotated[
+    int | None, typer.Option("--context", help="The most positions to use (default: the model's maximum).")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no timings on standard error.")]
+
+
+def check_text(name: str, text: str | None) -> None:
+    """Refuse an argument that was not UTF-8: such bytes arrive as lone surrogates."""
+    try:
+        (text or "").encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise QkvError(f"{name} is not valid UTF-8 text (at character {error.start + 1})") from None

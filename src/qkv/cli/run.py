@@ -1,0 +1,140 @@
+"""`qkv run`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.cli import loading, options, terminal
+from qkv.cli.answer import AnswerPrinter, print_speed
+from qkv.engine.params import SamplingParams
+from qkv.errors import QkvError
+
+if TYPE_CHECKING:
+    from qkv.llm import LLM, Completion, Stream
+
+
+def run(
+    prompt: Annotated[str | None, typer.Argument(help="What to ask.", show_default=False)] = None,
+    model: options.Model = loading.DEFAULT_MODEL,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", metavar="<str>", help="End the answer before this text; may be given again."),
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end.")] = False,
+    think: options.Think = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+    ] = False,
+    context: options.Context = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is complete.")] = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Answer one prompt.
+
+    \b
+    qkv run "Why is the sky blue?"
+    qkv run -m smollm2 --temperature 0 "Name three colours."
+    qkv run "Summarize this:" < notes.txt
+    qkv run --raw --max-tokens 20 "The capital of France is"
+    qkv run --json "Hello" | python -m json.tool
+
+    The prompt is the argument, or what is piped in, or both: the argument, an empty line, then the piped text
+    without its last line break. Standard output gets the answer and one line break; thinking is shown on a terminal
+    only (--json has it), and there control characters in the answer are spelled out. Timings go to standard error.
+    """
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=stop or (),
+        ignore_eos=ignore_eos,
+    )
+    if raw and (system is not None or think is not None):
+        raise QkvError(
+            f"{'--system' if system is not None else '--think'} needs the chat template, which --raw leaves out"
+        )
+    for name, text in [("the system message", system), *(("--stop", text) for text in stop or ())]:
+        options.check_text(name, text)
+    text = read_prompt(prompt)
+    with loading.load_llm(model, context=context, quiet=quiet) as llm:
+        completion = _answer(_stream(llm, text, params, system=system, think=think, raw=raw), show=not as_json)
+        if as_json:
+            terminal.write(json.dumps(_report(completion, llm.name)) + "\n")
+    if not quiet:
+        print_speed(completion)
+
+
+def read_prompt(argument: str | None) -> str:
+    """The prompt from the argument and from a standard input that is not a terminal."""
+    options.check_text("the prompt", argument)
+    parts = [argument, _piped()]
+    prompt = "\n\n".join(part for part in parts if part)
+    if not prompt.strip():
+        raise QkvError('the prompt is empty: give it as an argument (qkv run "Why?") or pipe it in')
+    return prompt
+
+
+def _piped() -> str:
+    if sys.stdin is None or terminal.is_terminal(sys.stdin):
+        return ""
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise QkvError(f"standard input is not UTF-8 text (byte {error.start + 1})") from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _stream(
+    llm: LLM, prompt: str, params: SamplingParams, *, system: str | None, think: bool | None, raw: bool
+) -> Stream:
+    if raw:
+        return llm.stream(prompt, params)
+    messages = [{"role": "user", "content": prompt}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return llm.stream_chat(messages, params, thinking=think)
+
+
+def _answer(stream: Stream, *, show: bool) -> Completion:
+    try:
+        if show:
+            AnswerPrinter().print(stream)
+        else:
+            for _ in stream:
+                pass
+    finally:
+        stream.close()
+    return stream.completion
+
+
+def _report(completion: Completion, model: str) -> dict[str, Any]:
+    """What --json prints."""
+    timings = completion.timings
+    return {
+        "model": model,
+        "text": completion.text,
+        "thinking": completion.thinking,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "seed": completion.seed,
+        "timings": {
+            **asdict(timings),
+            "prefill_tokens_per_second": timings.prefill_tokens_per_second,
+            "decode_tokens_per_second": timings.decode_tokens_per_second,
+        },
+    }
