@@ -59,6 +59,7 @@ CHECKED = MODE == "checked"
 FEATURES = frozenset() if MODE == "portable" else _target_features()
 HAS_AVX2 = "avx2" in FEATURES
 HAS_F16C = "f16c" in FEATURES
+HAS_VNNI = HAS_AVX2 and ("avxvnni" in FEATURES or {"avx512vnni", "avx512vl"} <= FEATURES)
 
 # ---------------------------------------------------------------------------------------------------- types
 
@@ -227,12 +228,12 @@ def is_flat(array: types.Type) -> bool:
     return isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C"
 
 
-def _any_intrinsic(typing: Callable[..., Any]) -> Any:
+def any_intrinsic(typing: Callable[..., Any]) -> Any:
     """`intrinsic`, for the type checker: kernels call these without the typing context."""
     return intrinsic(typing)
 
 
-@_any_intrinsic
+@any_intrinsic
 def load(typing: Any, vector: Any, array: Any, index: Any) -> Any:
     """`load(f32x8, array, i)`: the vector that starts at array[i]. The array may be of any type (bytes, say)."""
     kind = _named_vector(vector)
@@ -245,30 +246,70 @@ def load(typing: Any, vector: Any, array: Any, index: Any) -> Any:
     return kind(vector, array, types.intp), codegen
 
 
-@_any_intrinsic
+def _emit_store(context: Any, builder: Any, array: Any, value: Any, index: Any, stored: Any, size: int) -> None:
+    """Store an LLVM value of `size` bytes at `array[index]`, wherever that is aligned."""
+
+    def store_here() -> None:
+        written = builder.store(stored, element_pointer(context, builder, array, value, index, stored.type))
+        written.align = 1
+
+    if not CHECKED:
+        store_here()
+        return
+    with builder.if_then(_inside(context, builder, array, value, index, size)):
+        store_here()
+
+
+@any_intrinsic
 def store(typing: Any, array: Any, index: Any, vector: Any) -> Any:
     """`store(array, i, vector)`: write the vector's lanes from array[i] on."""
     if not is_flat(array) or not isinstance(vector, Vector) or not isinstance(index, types.Integer):
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        def store_here() -> None:
-            written = builder.store(
-                values[2], element_pointer(context, builder, array, values[0], values[1], vector.llvm)
-            )
-            written.align = 1
-
-        if CHECKED:
-            with builder.if_then(_inside(context, builder, array, values[0], values[1], vector.bytes)):
-                store_here()
-        else:
-            store_here()
+        _emit_store(context, builder, array, values[0], values[1], values[2], vector.bytes)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, vector), codegen
 
 
-@_any_intrinsic
+@any_intrinsic
+def store_lanes(typing: Any, array: Any, index: Any, vector: Any, count: Any) -> Any:
+    """`store_lanes(array, i, vector, n)`: write the vector's first n lanes from array[i] on."""
+    if not is_flat(array) or not isinstance(vector, Vector) or not isinstance(index, types.Integer):
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        for lane in range(vector.lanes):
+            number = _i64(lane)
+            with builder.if_then(builder.icmp_signed("<", number, values[3])):
+                at = builder.add(values[1], number)
+                good = _inside(context, builder, array, values[0], at, 1) if CHECKED else ir.IntType(1)(1)
+                with builder.if_then(good):
+                    part = builder.extract_element(values[2], ir.IntType(32)(lane))
+                    builder.store(part, element_pointer(context, builder, array, values[0], at, vector.scalar))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, vector, types.intp), codegen
+
+
+@any_intrinsic
+def store_every(typing: Any, array: Any, index: Any, step: Any, vector: Any) -> Any:
+    """`store_every(array, i, step, vector)`: write the lanes apart, lane l at array[i + l·step] (a column, say)."""
+    if not is_flat(array) or not isinstance(vector, Vector) or not isinstance(index, types.Integer):
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        for lane in range(vector.lanes):
+            at = builder.add(values[1], builder.mul(values[2], _i64(lane)))
+            scalar = builder.extract_element(values[3], ir.IntType(32)(lane))
+            _emit_store(context, builder, array, values[0], at, scalar, vector.bytes // vector.lanes)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, vector), codegen
+
+
+@any_intrinsic
 def spread(typing: Any, vector: Any, array: Any, index: Any) -> Any:
     """`spread(f32x8, array, i)`: array[i] in every lane; for `i8x32`, the 4 bytes from array[i] on in every 4 lanes."""
     kind = _named_vector(vector)
@@ -490,6 +531,17 @@ def multiply_add_shorts(builder: Any, a: Any, b: Any) -> Any:
     return builder.add(even, odd)
 
 
+@operation(i32x8, i32x8, u8x32, i8x32)
+def dot_bytes(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """total0 + a0·b0 + a1·b1 + a2·b2 + a3·b3, … over fours of bytes, exactly. Fast only where HAS_VNNI."""
+    if HAS_VNNI:
+        return call(builder, "llvm.x86.avx512.vpdpbusd.256", i32x8.llvm, total, a, b)
+    wide = ir.VectorType(ir.IntType(32), 32)
+    even, odd = _pairs(builder, builder.mul(builder.zext(a, wide), builder.sext(b, wide)))
+    first, second = _pairs(builder, builder.add(even, odd))
+    return builder.add(total, builder.add(first, second))
+
+
 @operation(i32x8, i16x16)
 def add_pairs(builder: Any, a: Any) -> Any:
     """a0 + a1, a2 + a3, … in int32."""
@@ -517,7 +569,7 @@ def with_sign_of(builder: Any, a: Any, b: Any) -> Any:
 # ------------------------------------------------------------------------------------------ conversions
 
 
-@_any_intrinsic
+@any_intrinsic
 def to_float(typing: Any, a: Any) -> Any:
     """Eight integers of any width as float32 (rounded to nearest above 2^24)."""
     if not isinstance(a, Vector) or a.lanes != 8 or a.is_float:

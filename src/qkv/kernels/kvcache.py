@@ -1,0 +1,170 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+"""The paged KV cache: where the keys and values of past positions lie, and how they are written and read.
+
+Positions come in blocks of 32, counted from position 0 of their sequence. A block holds the keys and values of its 32
+positions for every layer and every key/value head; a sequence's block table says which blocks are its own, in order.
+
+    block → layer → key/value head → keys  [head_dim, 32]   lanes are positions: no sum runs across a vector
+                                     values [32, head_dim]
+
+`f32` keeps numbers as they are, `f16` rounds them (clamped to ±65504), `int8` keeps 8 bits and a float32 scale for each
+position and 32 dimensions, as activations are quantized. What is read is float32, one block at a time, and what was
+never written is never used: attention masks it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qkv.errors import ParameterError
+from qkv.kernels.jit import kernel
+from qkv.kernels.simd import (
+    absolute,
+    f32x8,
+    float_to_half,
+    half_to_float,
+    i8x8,
+    load,
+    max_lanes,
+    maximum,
+    minimum,
+    multiply,
+    narrow,
+    round_to_int,
+    splat,
+    splat_i32,
+    store,
+    store_every,
+    to_float,
+    u16x8,
+)
+
+BLOCK = 32
+"""Positions in a block."""
+
+F32, F16, INT8 = range(3)
+KINDS = {"f32": F32, "f16": F16, "int8": INT8}
+GROUP = 32  # dimensions that share a scale in an int8 cache
+
+SMALLEST_NORMAL = np.float32(2.0**-126)
+NUMBER_BYTES = {F32: 4, F16: 2, INT8: 1}
+
+
+def half_block_bytes(kind: str, head_dim: int) -> int:
+    """Bytes of the keys, or of the values, of one head in one block. Raises ParameterError for an unknown kind."""
+    if kind not in KINDS:
+        raise ParameterError(f"cache: unknown kind {kind!r}; choose one of {', '.join(KINDS)}")
+    if kind == "int8" and head_dim % GROUP:
+        raise ParameterError(
+            f"cache: int8 needs heads of a multiple of {GROUP} dimensions, this model's have {head_dim}"
+        )
+    scales = 4 * BLOCK * (head_dim // GROUP) if kind == "int8" else 0
+    return BLOCK * head_dim * NUMBER_BYTES[KINDS[kind]] + scales
+
+
+@kernel
+def half_bytes(kind, d):
+    """`half_block_bytes` for kernels."""
+    if kind == F32:
+        return BLOCK * d * 4
+    if kind == F16:
+        return BLOCK * d * 2
+    return BLOCK * d + BLOCK * (d // GROUP) * 4
+
+
+@kernel
+def keys_offset(kind, block, layer, head, layers, kv_heads, d):
+    """The byte where the keys of a head in a block begin; its values follow them."""
+    return ((block * layers + layer) * kv_heads + head) * 2 * half_bytes(kind, d)
+
+
+# ------------------------------------------------------------------------------------------ writing one position
+
+
+@kernel
+def write_key(kind, pool, pool_f32, at, slot, d, k, k_at):
+    """Store k[k_at : k_at + d] as position `slot` (0…31) of the block whose keys begin at byte `at`.
+
+    pool: uint8, the whole cache; pool_f32: the same memory as float32.
+    """
+    if kind == INT8:
+        for g in range(d // GROUP):
+            scale = group_scale(k, k_at + g * GROUP)
+            pool_f32[(at + BLOCK * d) // 4 + g * BLOCK + slot] = scale
+            for i in range(g * GROUP, (g + 1) * GROUP, 8):
+                store_every(pool, at + i * BLOCK + slot, BLOCK, quantized(k, k_at + i, scale))
+        return
+    for i in range(0, d, 8):
+        values = load(f32x8, k, k_at + i)
+        if kind == F32:
+            store_every(pool, at + (i * BLOCK + slot) * 4, BLOCK * 4, values)
+        else:
+            store_every(pool, at + (i * BLOCK + slot) * 2, BLOCK * 2, float_to_half(values))
+
+
+@kernel
+def write_value(kind, pool, pool_f32, at, slot, d, v, v_at):
+    """Store v[v_at : v_at + d] as position `slot` of the block whose values begin at byte `at`."""
+    if kind == INT8:
+        for g in range(d // GROUP):
+            scale = group_scale(v, v_at + g * GROUP)
+            pool_f32[(at + BLOCK * d) // 4 + slot * (d // GROUP) + g] = scale
+            for i in range(g * GROUP, (g + 1) * GROUP, 8):
+                store(pool, at + slot * d + i, quantized(v, v_at + i, scale))
+        return
+    for i in range(0, d, 8):
+        values = load(f32x8, v, v_at + i)
+        if kind == F32:
+            store(pool, at + (slot * d + i) * 4, values)
+        else:
+            store(pool, at + (slot * d + i) * 2, float_to_half(values))
+
+
+@kernel
+def group_scale(x, at):
+    """max|x| / 127 over a group of 32 numbers."""
+    largest = splat(np.float32(0))
+    for i in range(0, GROUP, 8):
+        largest = maximum(absolute(load(f32x8, x, at + i)), largest)
+    return max_lanes(largest) / np.float32(127)
+
+
+@kernel
+def quantized(x, at, scale):
+    """x[at : at + 8] / scale as int8, rounded to nearest even; zeros for a scale of 0."""
+    inverse = np.float32(0) if scale < SMALLEST_NORMAL else np.float32(1) / scale
+    q = round_to_int(multiply(load(f32x8, x, at), splat(inverse)))
+    return narrow(maximum(minimum(q, splat_i32(np.int32(127))), splat_i32(np.int32(-127))))
+
+
+# ------------------------------------------------------------------------------------------ reading one block
+
+
+@kernel
+def read_keys(kind, pool, pool_f32, at, d, keys, keys_at):
+    """The keys of a block as float32 [d, 32] → keys[keys_at …]. Slots never written hold anything, NaN included."""
+    for i in range(d):
+        for lane in range(0, BLOCK, 8):
+            if kind == F32:
+                k = load(f32x8, pool, at + (i * BLOCK + lane) * 4)
+            elif kind == F16:
+                k = half_to_float(load(u16x8, pool, at + (i * BLOCK + lane) * 2))
+            else:
+                scale = load(f32x8, pool_f32, (at + BLOCK * d) // 4 + i // GROUP * BLOCK + lane)
+                k = multiply(to_float(load(i8x8, pool, at + i * BLOCK + lane)), scale)
+            store(keys, keys_at + i * BLOCK + lane, k)
+
+
+@kernel
+def read_values(kind, pool, pool_f32, at, slots, d, values, values_at, stride):
+    """The first `slots` values of a block as float32 rows → values[values_at + slot·stride …]."""
+    for slot in range(slots):
+        for i in range(0, d, 8):
+            if kind == F32:
+                v = load(f32x8, pool, at + (slot * d + i) * 4)
+            elif kind == F16:
+                v = half_to_float(load(u16x8, pool, at + (slot * d + i) * 2))
+            else:
+                scale = pool_f32[(at + BLOCK * d) // 4 + slot * (d // GROUP) + i // GROUP]
+                v = multiply(to_float(load(i8x8, pool, at + slot * d + i)), splat(scale))
+            store(values, values_at + slot * stride + i, v)
