@@ -6,8 +6,8 @@ users were hurt by it:
 * **Markers are parsed only on request.** A marker is any added token: control tokens (`<|im_end|>`) and the others
   (`<think>`). `encode(text)` never yields one, so nobody's text can close its own turn; `encode(text, markers=True)`
   yields them.
-* **Decoding goes through bytes.** Every id has its bytes (`token_bytes`), and text is those bytes as UTF-8, with U+FFFD for
-  what is broken. Nothing is "cleaned up", and streaming (`Detokenizer`) gives the same text as decoding at once.
+* **Decoding goes through bytes.** Every id has its bytes (`token_bytes`), and text is those bytes as UTF-8, with U+FFFD
+  for what is broken. Nothing is "cleaned up", and streaming (`Detokenizer`) gives the same text as decoding at once.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: Path, config: Mapping[str, object] | None = None) -> Tokenizer:
-        """Read a `tokenizer.json`, and `bos_token`, `eos_token` and `add_bos_token` of the parsed `tokenizer_config.json`.
+        """Read a `tokenizer.json`; `bos_token`, `eos_token`, `add_bos_token` come from the parsed `tokenizer_config.json`.
 
         Raises ModelFileError for a file that is unreadable, damaged or not byte-level BPE.
         """
@@ -127,7 +127,7 @@ class Tokenizer:
         return pieces
 
     def prompt(self, text: str) -> list[int]:
-        """The ids of a raw prompt: markers are parsed, and there is exactly one BOS if the model's config asks for one."""
+        """The ids of a raw prompt: markers are parsed, and exactly one BOS starts it if the model's config asks for one."""
         ids = self.encode(text, markers=True)
         if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
@@ -153,6 +153,16 @@ class Tokenizer:
         self._bytes[id] = data
         return data
 
+    @property
+    def bos_token(self) -> str | None:
+        """The text of `bos_id`, as templates write it."""
+        return None if self.bos_id is None else self.token_bytes(self.bos_id).decode("utf-8", "replace")
+
+    @property
+    def eos_token(self) -> str | None:
+        """The text of `eos_id`, as templates write it."""
+        return None if self.eos_id is None else self.token_bytes(self.eos_id).decode("utf-8", "replace")
+
     def id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it (`<think>`, `Ġthe`), or None."""
         return self._ids.get(token)
@@ -167,7 +177,7 @@ class Tokenizer:
             if bad is None:
                 raise
             raise ParameterError(
-                f"text: half a character (lone surrogate {text[bad]!a}) at position {bad}; send whole Unicode characters"
+                f"text: half a character (lone surrogate {text[bad]!a}) at position {bad}; send whole characters"
             ) from None
 
 

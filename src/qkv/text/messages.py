@@ -1,0 +1,124 @@
+"""Checking a conversation before any template sees it, and giving templates the one shape they expect.
+
+Callers send what the OpenAI API allows; templates are written for less. So text parts are joined, a missing content
+beside tool calls becomes "", and the JSON string in a tool call's `arguments` becomes the object it describes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from qkv.errors import ParameterError
+
+Message = dict[str, Any]
+
+
+def normalize_messages(messages: object) -> list[Message]:
+    """New messages of plain JSON types, `content` always a string. Raises ParameterError naming the field."""
+    if not isinstance(messages, (list, tuple)):
+        raise ParameterError(f"messages: must be a list of messages, not {type(messages).__name__}")
+    if not messages:
+        raise ParameterError("messages: must not be empty")
+    return [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+
+
+def plain(value: object, field: str) -> Any:
+    """A copy of `value` in plain JSON types, so that nothing a template can reach has methods of its own."""
+    try:
+        return _plain(value, field)
+    except RecursionError:
+        raise ParameterError(f"{field}: nested too deeply") from None
+
+
+def _plain(value: object, field: str) -> Any:
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ParameterError(f"{field}: keys must be strings, not {type(key).__name__}")
+        return {str.__str__(key): _plain(item, field) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, field) for item in value]
+    raise ParameterError(f"{field}: must be made of JSON values, not {type(value).__name__}")
+
+
+def _message(message: object, field: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise ParameterError(f"{field}: must be an object with role and content, not {type(message).__name__}")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise ParameterError(f"{field}.role: must be a non-empty string")
+    calls = message.get("tool_calls")
+    handled = ("role", "content", "tool_calls")
+    # A key with null is the same as no key: many templates print "None" otherwise.
+    out: Message = {k: plain(v, f"{field}.{k}") for k, v in message.items() if v is not None and k not in handled}
+    if not isinstance(out.get("reasoning_content", ""), str):
+        raise ParameterError(f"{field}.reasoning_content: must be a string")
+    out = {
+        "role": str.__str__(role),
+        "content": _content(message.get("content"), bool(calls), f"{field}.content"),
+        **out,
+    }
+    if calls is not None:
+        if not isinstance(calls, (list, tuple)):
+            raise ParameterError(f"{field}.tool_calls: must be a list, not {type(calls).__name__}")
+        if calls:
+            out["tool_calls"] = [_tool_call(call, f"{field}.tool_calls[{at}]") for at, call in enumerate(calls)]
+    return out
+
+
+def _content(content: object, has_calls: bool, field: str) -> str:
+    if isinstance(content, str):
+        return str.__str__(content)
+    if content is None:
+        if has_calls:
+            return ""
+        raise ParameterError(f"{field}: is missing; only a message with tool_calls may have none")
+    if not isinstance(content, (list, tuple)):
+        raise ParameterError(f"{field}: must be a string or a list of text parts, not {type(content).__name__}")
+    texts = []
+    for at, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if kind != "text" or not isinstance(text, str):
+            raise ParameterError(f"{field}[{at}]: only parts of type text are supported, not {str(kind)[:40]!r}")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _tool_call(call: object, field: str) -> dict[str, Any]:
+    if not isinstance(call, Mapping):
+        raise ParameterError(f"{field}: must be an object, not {type(call).__name__}")
+    out: dict[str, Any] = plain(call, field)
+    inner = "function" if "function" in out else ""
+    function = out["function"] if inner else out
+    where = f"{field}.{inner}" if inner else field
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise ParameterError(f"{where}.name: must be a non-empty string")
+    function["arguments"] = _arguments(function.get("arguments"), f"{where}.arguments")
+    return out
+
+
+def _arguments(arguments: object, field: str) -> dict[str, Any]:
+    if isinstance(arguments, str):
+        arguments = _parse_object(arguments, field) if arguments.strip() else {}
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, dict):
+        raise ParameterError(f"{field}: must be a JSON object, not {type(arguments).__name__}")
+    return arguments
+
+
+def _parse_object(text: str, field: str) -> object:
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise ParameterError(f"{field}: is not valid JSON ({error})") from None

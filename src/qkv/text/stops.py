@@ -1,0 +1,79 @@
+"""Stop strings in streamed text: nothing of one is ever sent, and nothing else is held back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qkv.errors import ParameterError
+
+
+class StopStrings:
+    """Searches text that comes in pieces; the result does not depend on where the pieces are cut.
+
+    The first stop string to be complete ends the text, which is cut where that stop string starts (of several complete at
+    the same character, the longest). Held back is only a tail that is the start of a stop string. Knuth–Morris–Pratt
+    for each stop string: the work per character does not depend on their lengths.
+
+    Raises ParameterError for stop strings that are empty or not strings.
+    """
+
+    def __init__(self, stops: str | Sequence[str] | None) -> None:
+        given = [stops] if isinstance(stops, str) else list(stops or ())
+        for stop in given:
+            if not isinstance(stop, str) or not stop:
+                raise ParameterError(f"stop: must be non-empty strings, not {stop!r}")
+        self._stops = sorted(set(given), key=len, reverse=True)
+        self._tables = [_borders(stop) for stop in self._stops]
+        self._matched = [0] * len(self._stops)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """What may be sent now, and whether a stop string has been found. Afterwards everything is swallowed."""
+        if self.stopped:
+            return "", True
+        if not self._stops:
+            return text, False
+        pending = self._held + text
+        for at, char in enumerate(text, start=len(self._held)):
+            length = self._step(char)
+            if length:
+                self.stopped = True
+                self._held = ""
+                return pending[: at + 1 - length], True
+        keep = max(self._matched)
+        self._held = pending[len(pending) - keep :]
+        return pending[: len(pending) - keep], False
+
+    def finish(self) -> str:
+        """What was held back because it looked like the start of a stop string that never came."""
+        rest, self._held = self._held, ""
+        self._matched = [0] * len(self._stops)
+        return rest
+
+    def _step(self, char: str) -> int:
+        """Advance by one character; the length of the longest stop string that ends with it, or 0."""
+        found = 0
+        for n, stop in enumerate(self._stops):
+            matched = self._matched[n]
+            while matched and stop[matched] != char:
+                matched = self._tables[n][matched - 1]
+            if stop[matched] == char:
+                matched += 1
+            if matched == len(stop):
+                found = max(found, matched)
+            self._matched[n] = matched
+        return found
+
+
+def _borders(pattern: str) -> list[int]:
+    """For each prefix of `pattern`, the length of its longest proper prefix that is also its suffix."""
+    table = [0] * len(pattern)
+    length = 0
+    for at in range(1, len(pattern)):
+        while length and pattern[at] != pattern[length]:
+            length = table[length - 1]
+        if pattern[at] == pattern[length]:
+            length += 1
+        table[at] = length
+    return table
