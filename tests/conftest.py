@@ -27,3 +27,16 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
         report.outcome = "failed"
         report.longrepr = f"skipped, but QKV_REQUIRE_ALL=1: {call.excinfo.value if call.excinfo else item.nodeid}"
     return report
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2's GGUF file: `QKV_TEST_SMOLLM2`, else the cache, else fetched; skips where it cannot be fetched."""
+    from qkv.errors import ModelNotFoundError
+    from qkv.weights.names import resolve
+
+    given = os.environ.get("QKV_TEST_SMOLLM2")
+    try:
+        return Path(given) if given else resolve("smollm2")
+    except ModelNotFoundError as error:
+        pytest.skip(f"needs SmolLM2: {error}")

@@ -207,7 +207,9 @@ def _hf_named(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> dict[
     """The file's tensors by Hugging Face name (others keep theirs), q and k rows in Hugging Face order."""
     rest = dict(tensors)
     result: dict[str, StoredTensor] = {}
-    for name in config.parameter_shapes():
+    shapes = config.parameter_shapes()
+    biases = [name.removesuffix("weight") + "bias" for name in shapes if name.endswith("weight")]  # to be noticed
+    for name in dict.fromkeys([*shapes, *biases]):
         tensor = rest.pop(gguf_name(name), None)
         if tensor is not None:
             result[name] = replace(tensor, name=name, row_order=_row_order(config, name, tensor))
@@ -216,8 +218,9 @@ def _hf_named(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> dict[
 
 def gguf_name(name: str) -> str:
     """`model.layers.3.self_attn.q_proj.weight` -> `blk.3.attn_q.weight`."""
-    if name in GGUF_NAMES:
-        return GGUF_NAMES[name]
+    if not name.startswith("model.layers."):
+        part, _, kind = name.rpartition(".")
+        return GGUF_NAMES[part + ".weight"].removesuffix("weight") + kind
     layer, _, rest = name.removeprefix("model.layers.").partition(".")
     part, _, kind = rest.rpartition(".")
     return f"blk.{layer}.{GGUF_LAYER_PARTS[part]}.{kind}"

@@ -206,13 +206,13 @@ def _explain(name: str, error: Exception) -> Exception:
     """One line for what went wrong between here and the hub."""
     import huggingface_hub as hf
 
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    reason = next(iter(str(error).splitlines()), "")[:200]
     if isinstance(error, hf.errors.GatedRepoError):
         return ModelNotFoundError(f"{name} is gated: accept its terms on the hub and set HF_TOKEN; {ELSEWHERE}")
     if isinstance(error, hf.errors.RepositoryNotFoundError):
         return ModelNotFoundError(f"the hub has no model {name}, or it is private and needs HF_TOKEN; {ELSEWHERE}")
     if isinstance(error, hf.errors.HfHubHTTPError):
-        return ModelNotFoundError(f"the hub refused {name}: {reason}")
+        return ModelNotFoundError(f"the hub refused {name}: {reason}; {ELSEWHERE}")
     if isinstance(error, ValueError):
         return ModelNotFoundError(f"{name!r} is not a hub id: {reason}")
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:

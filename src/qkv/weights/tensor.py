@@ -39,7 +39,7 @@ class StoredTensor:
 
     def raw(self) -> npt.NDArray[np.uint8]:
         """uint8 [rows, bytes per row] in the tensor's row order; a read-only view where no reordering is needed."""
-        return self._rows(0, self.data.shape[0])
+        return self.rows(0, self.data.shape[0])
 
     def to_float32(self) -> npt.NDArray[np.float32]:
         """The values, exact, with the tensor's shape. Needs the result's memory and a few megabytes."""
@@ -47,10 +47,11 @@ class StoredTensor:
         result = np.empty((rows, columns), np.float32)
         step = max(1, SLICE // columns)
         for start in range(0, rows, step):
-            result[start : start + step] = decode(self.dtype, self._rows(start, start + step))
+            result[start : start + step] = decode(self.dtype, self.rows(start, start + step))
         return result.reshape(self.shape)
 
-    def _rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """`raw` of rows start … stop-1 only."""
         return self.data[start:stop] if self.row_order is None else self.data[self.row_order[start:stop]]
 
     def same_values(self, other: StoredTensor) -> bool:
@@ -59,7 +60,7 @@ class StoredTensor:
             return False
         step = max(1, SLICE // self.shape[-1])
         for start in range(0, self.data.shape[0], step):
-            mine, theirs = self._rows(start, start + step), other._rows(start, start + step)
+            mine, theirs = self.rows(start, start + step), other.rows(start, start + step)
             if self.dtype == other.dtype and np.array_equal(mine, theirs):
                 continue
             if not np.array_equal(decode(self.dtype, mine), decode(other.dtype, theirs), equal_nan=True):
@@ -77,5 +78,6 @@ def decode(dtype: str, raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
     import gguf  # takes 0.1 s, and checkpoints in floating point never need it
 
-    values: Any = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[dtype])
+    with np.errstate(invalid="ignore", over="ignore"):  # damaged scales give NaN or infinity; whoever loads decides
+        values: Any = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[dtype])
     return values

@@ -1,0 +1,180 @@
+"""From a checkpoint to weights in memory as the kernels want them: packed matrices in one arena, vectors beside it.
+
+Rows are packed straight from the mapped file, a slice at a time and by several threads, so that loading needs the
+result's memory and little more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.errors import ModelFileError, ParameterError
+from qkv.kernels.formats import FORMATS, MATRIX, new_arena, packed_bytes, place
+from qkv.kernels.packing import pack, pack_gguf
+from qkv.model.config import ModelConfig
+from qkv.progress import Progress, silent
+from qkv.weights.tensor import StoredTensor, decode
+
+OWN_FORMAT = {"Q4_0": "int4", "Q4_1": "int4m", "Q8_0": "int8"}
+"""GGUF types that a kernel reads as they are; everything else is converted."""
+
+SLICE = 1 << 20  # numbers packed at a time by one thread: bounds the memory beside the result
+
+
+@dataclass(frozen=True)
+class PackedWeights:
+    """A model's weights, ready to compute with. `matrices` and `vectors` are in the order `qkv.model.forward` says."""
+
+    arena: NDArray[np.uint8]
+    matrices: NDArray[Any]  # MATRIX records
+    vectors: NDArray[np.float32]
+    formats: frozenset[str]
+    notes: list[str]  # what was converted into what
+
+    @property
+    def bytes(self) -> int:
+        return self.arena.nbytes + self.vectors.nbytes
+
+
+def load_weights(
+    config: ModelConfig,
+    tensors: Mapping[str, StoredTensor],
+    *,
+    wanted: str | None = None,
+    threads: int = 1,
+    progress: Progress = silent,
+) -> PackedWeights:
+    """Pack every tensor of a model. `wanted` is a format of `FORMATS`; None keeps what a kernel can read as it is and
+    makes the rest int8. Raises ParameterError for an unknown format, ModelFileError for numbers that are not finite.
+    """
+    choices = ("f32", "bf16", "int8", "int4")
+    if wanted is not None and wanted not in choices:
+        raise ParameterError(f"weights: unknown format {wanted!r}; choose one of {', '.join(choices)}")
+    names = matrix_names(config)
+    placed: dict[str, Any] = {}
+    size = 0
+    for name in dict.fromkeys(names):
+        rows, columns = tensors[name].shape
+        fmt = _format(tensors[name].dtype, wanted)
+        placed[name] = place(fmt, rows, columns, size)
+        size += packed_bytes(fmt, rows, columns)
+    arena = new_arena(size)
+    _pack_all(arena, placed, tensors, threads, progress)
+    return PackedWeights(
+        arena=arena,
+        matrices=np.array([placed[name] for name in names], MATRIX),
+        vectors=_vectors(config, tensors),
+        formats=frozenset(_format(tensors[name].dtype, wanted) for name in names),
+        notes=_conversions(names, tensors, wanted),
+    )
+
+
+def matrix_names(config: ModelConfig) -> list[str]:
+    """The matrices in the order of `forward`: layer by layer, then the token table, then the head (a tied one again)."""
+    parts = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+    parts += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    names = [f"model.layers.{i}.{part}.weight" for i in range(config.num_hidden_layers) for part in parts]
+    table = "model.embed_tokens.weight"
+    return [*names, table, table if config.tie_word_embeddings else "lm_head.weight"]
+
+
+def _format(dtype: str, wanted: str | None) -> str:
+    own = OWN_FORMAT.get(dtype)
+    if wanted is None:
+        return own or "int8"
+    return "int4m" if wanted == "int4" and own == "int4m" else wanted
+
+
+def _conversions(names: list[str], tensors: Mapping[str, StoredTensor], wanted: str | None) -> list[str]:
+    pairs = Counter((tensors[name].dtype, _format(tensors[name].dtype, wanted)) for name in dict.fromkeys(names))
+    return [f"{count} matrices of {dtype} packed as {fmt}" for (dtype, fmt), count in sorted(pairs.items())]
+
+
+# ------------------------------------------------------------------------------------------ matrices
+
+
+def _pack_all(
+    arena: NDArray[np.uint8],
+    placed: Mapping[str, Any],
+    tensors: Mapping[str, StoredTensor],
+    threads: int,
+    progress: Progress,
+) -> None:
+    total = sum(tensors[name].data.nbytes for name in placed)
+    done = 0
+    progress("loading", 0, total)
+    with ThreadPoolExecutor(threads, thread_name_prefix="qkv-load") as pool:
+        jobs = {
+            pool.submit(_pack_slice, arena, placed[name], tensors[name], first, last): name
+            for name in placed
+            for first, last in _slices(tensors[name])
+        }
+        try:
+            for job in as_completed(jobs):
+                done += job.result()
+                progress("loading", done, total)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _slices(tensor: StoredTensor) -> Iterator[tuple[int, int]]:
+    rows, columns = tensor.shape
+    step = max(8, SLICE // columns // 8 * 8)
+    for first in range(0, rows, step):
+        yield first, min(first + step, rows)
+
+
+def _pack_slice(arena: NDArray[np.uint8], matrix: Any, tensor: StoredTensor, first: int, last: int) -> int:
+    """Pack rows first … last-1; returns how many bytes of the file that were."""
+    raw = tensor.rows(first, last)
+    if OWN_FORMAT.get(tensor.dtype) == list(FORMATS)[int(matrix["format"])]:
+        pack_gguf(arena, matrix, first, raw, tensor.name)
+    elif tensor.dtype == "BF16":
+        pack(arena, matrix, first, raw.view("<u2"), tensor.name)
+    elif tensor.dtype == "F16":
+        pack(arena, matrix, first, raw.view("<f2"), tensor.name)
+    else:
+        pack(arena, matrix, first, decode(tensor.dtype, raw), tensor.name)
+    return raw.nbytes
+
+
+# ------------------------------------------------------------------------------------------ vectors
+
+
+def _vectors(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> NDArray[np.float32]:
+    """Norms and biases, one behind the other, rows of the hidden size padded to 32 with zeros; zeros for what is not."""
+    hidden_row = -(-config.hidden_size // 32) * 32
+    d, heads, kv_heads = config.head_dim, config.num_attention_heads, config.num_key_value_heads
+    layout = [
+        ("input_layernorm.weight", hidden_row),
+        ("post_attention_layernorm.weight", hidden_row),
+        ("self_attn.q_norm.weight", d),
+        ("self_attn.k_norm.weight", d),
+        ("self_attn.q_proj.bias", heads * d),
+        ("self_attn.k_proj.bias", kv_heads * d),
+        ("self_attn.v_proj.bias", kv_heads * d),
+    ]
+    pieces = [
+        _padded(tensors.get(f"model.layers.{i}.{name}"), size)
+        for i in range(config.num_hidden_layers)
+        for name, size in layout
+    ]
+    return np.concatenate([*pieces, _padded(tensors["model.norm.weight"], hidden_row)])
+
+
+def _padded(tensor: StoredTensor | None, size: int) -> NDArray[np.float32]:
+    vector = np.zeros(size, np.float32)
+    if tensor is not None:
+        values = tensor.to_float32()
+        if not np.isfinite(values).all():
+            raise ModelFileError(f"{tensor.name}: holds a number that is not finite; the file is damaged")
+        vector[: len(values)] = values
+    return vector
