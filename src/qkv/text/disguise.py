@@ -2,7 +2,8 @@
 
 A template works on one string, in which its own `<|im_end|>` and one that a user typed look alike. So each marker that
 occurs in the conversation is replaced by one private-use character that occurs nowhere in it (nor in the template): not
-white space, equal to no other text, kept by `strip`, `split` and `tojson`. What the template writes afterwards is its own.
+white space, equal to no other text, kept by `strip`, `split` and `tojson`. Any marker the template then writes is its
+own.
 """
 
 from __future__ import annotations

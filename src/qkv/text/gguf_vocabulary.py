@@ -1,8 +1,8 @@
 """The `tokenizer.ggml.*` keys of a GGUF file, checked: nothing in them is trusted.
 
 Keys and token types: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The splitting rule is not in the file,
-only its name (`tokenizer.ggml.pre`); a wrong rule gives other ids and worse answers without any error, so an unknown name
-is refused.
+only its name (`tokenizer.ggml.pre`); a wrong rule gives other ids and worse answers without any error, so an unknown
+name is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 MAX_TOKENS = 1 << 24
 
 END_NAMES = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"})
-"""Control tokens that end an answer. A GGUF names one end id; the rest stand in `generation_config.json`, which it lacks."""
+"""Control tokens that end an answer. A GGUF names one; `generation_config.json`, which has the rest, is not in it."""
 
 
 @dataclass(frozen=True)

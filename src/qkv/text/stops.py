@@ -10,15 +10,17 @@ from qkv.errors import ParameterError
 class StopStrings:
     """Searches text that comes in pieces; the result does not depend on where the pieces are cut.
 
-    The first stop string to be complete ends the text, which is cut where that stop string starts (of several complete at
-    the same character, the longest). Held back is only a tail that is the start of a stop string. Knuth–Morris–Pratt
+    The first stop string to be complete ends the text, which is cut where that stop string starts (of several complete
+    at the same character, the longest). Held back is only a tail that is the start of a stop string. Knuth–Morris–Pratt
     for each stop string: the work per character does not depend on their lengths.
 
     Raises ParameterError for stop strings that are empty or not strings.
     """
 
     def __init__(self, stops: str | Sequence[str] | None) -> None:
-        given = [stops] if isinstance(stops, str) else list(stops or ())
+        given = [stops] if isinstance(stops, str) else stops or []
+        if not isinstance(given, (list, tuple)):
+            raise ParameterError(f"stop: must be a string or a list of strings, not {type(stops).__name__}")
         for stop in given:
             if not isinstance(stop, str) or not stop:
                 raise ParameterError(f"stop: must be non-empty strings, not {stop!r}")

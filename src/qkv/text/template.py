@@ -1,8 +1,8 @@
 """Chat templates: from a conversation to a prompt, as the model's own Jinja template writes it.
 
 `ChatTemplate.render` gives the prompt as a string, like Hugging Face's `apply_chat_template`. `encode_chat` gives ids,
-and differs from Hugging Face in one point: the text of a marker (`<|im_end|>`) inside a message stays text. Only what the
-template itself writes becomes a marker, so no message can close its own turn and open one that nobody wrote.
+and differs from Hugging Face in one point: the text of a marker (`<|im_end|>`) inside a message stays text. Only what
+the template itself writes becomes a marker, so no message can close its own turn and open one that nobody wrote.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any, NoReturn
 import jinja2
 
 from qkv.errors import ParameterError, TemplateError
+from qkv.text.budget import Budget, run_within
 from qkv.text.disguise import Disguise
 from qkv.text.messages import normalize_messages, plain
-from qkv.text.sandbox import Budget, GuardedEnvironment, run_within
+from qkv.text.sandbox import GuardedEnvironment
 from qkv.text.tokenizer import Tokenizer
 
 MAX_SOURCE = 1 << 16
@@ -108,8 +109,8 @@ def encode_chat(
     """The ids of a conversation. Marker text inside messages, tools and other variables stays plain text.
 
     One exception: in an assistant message's `content`, markers that are not control tokens (`<think>`, `<tool_call>`)
-    are parsed, because that is where a model wrote them and templates look for them. Where nobody wrote marker text, the
-    ids are those of Hugging Face's `apply_chat_template`.
+    are parsed, because that is where a model wrote them and templates look for them. Where nobody wrote marker text,
+    the ids are those of Hugging Face's `apply_chat_template`.
     """
     variables = template._variables(messages, tools, add_generation_prompt, thinking, extra)
     disguise = Disguise(tokenizer, variables, template.source)

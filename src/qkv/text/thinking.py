@@ -1,8 +1,8 @@
 """Thinking or answer: decided by token id, starting from what the prompt's end says.
 
-Text is never searched for `<think>`: a marker is one id, and the same letters written out are ordinary text. Whether the
-answer starts inside thinking is read from the prompt's ids, not from a flag, because templates and `/no_think` switches
-decide it: an opening marker left open at the prompt's end means thinking.
+Text is never searched for `<think>`: a marker is one id, and the same letters written out are ordinary text. Whether
+the answer starts inside thinking is read from the prompt's ids, not from a flag, because templates and `/no_think`
+switches decide it: an opening marker left open at the prompt's end means thinking.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class ThinkingSplit:
 class NewlineTrim:
     r"""Drops newlines at the start of a text and, if `both`, at its end, while it streams.
 
-    Qwen's own parser strips `\n` from both sides of the thinking and of the answer that follows it. Here the answer keeps
-    its trailing newlines: they are the model's words, and a stream could only drop them by holding them back.
+    Qwen's own parser strips `\n` from both sides of the thinking and of the answer that follows it. Here the answer
+    keeps its trailing newlines: they are the model's words, and a stream could only drop them by holding them back.
     """
 
     def __init__(self, *, both: bool) -> None:

@@ -70,7 +70,7 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path: Path, config: Mapping[str, object] | None = None) -> Tokenizer:
-        """Read a `tokenizer.json`; `bos_token`, `eos_token`, `add_bos_token` come from the parsed `tokenizer_config.json`.
+        """Read a `tokenizer.json`. `config`: the parsed `tokenizer_config.json`, for BOS and EOS.
 
         Raises ModelFileError for a file that is unreadable, damaged or not byte-level BPE.
         """
@@ -127,7 +127,7 @@ class Tokenizer:
         return pieces
 
     def prompt(self, text: str) -> list[int]:
-        """The ids of a raw prompt: markers are parsed, and exactly one BOS starts it if the model's config asks for one."""
+        """The ids of a raw prompt: markers are parsed, and one BOS starts it if the model's config asks for that."""
         ids = self.encode(text, markers=True)
         if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
