@@ -1,0 +1,265 @@
+"""The compiled decoder as an object: its memory, and steps over batches of sequences.
+
+`forward.py` is the computation. Here are its arrays, the description of each batch, and the cache's blocks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.errors import ModelFileError
+from qkv.kernels.attention import CHUNK, padded_group, scratch_regions, state_size
+from qkv.kernels.formats import MATRIX, new_arena
+from qkv.kernels.kvcache import BLOCK, KINDS, half_block_bytes
+from qkv.kernels.team import Program, team
+from qkv.kernels.warmup import compile_in_child
+from qkv.model import forward
+from qkv.model.config import ModelConfig
+from qkv.model.forward import Batch, Model, Weights, Work, step_for
+from qkv.model.paged import BlockPool, PagedCache
+from qkv.model.reference import rope_rotation
+from qkv.progress import Progress, silent
+
+STEP_TOKENS = 512
+"""The most tokens of one step; longer prompts take several."""
+
+TILE_TOKENS = 8
+MAX_PARTS = 512
+
+
+class Packed(Protocol):
+    """What the decoder needs of loaded weights (see `qkv.weights.load.PackedWeights`)."""
+
+    arena: Any
+    matrices: Any
+    vectors: Any
+    formats: Any
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """New tokens of one sequence, and whose logits are wanted: of none, of the last or of all of them."""
+
+    cache: PagedCache
+    ids: Sequence[int]
+    outputs: Literal["none", "last", "all"] = "last"
+
+
+class CompiledDecoder:
+    """A decoder that runs on `threads` threads. One step at a time: calls from several threads take turns.
+
+    cache: "f16", "int8" or "f32"; context: the most positions of a sequence; outputs: the most rows of logits of a step.
+    Raises ParameterError for an impossible value, ModelFileError for a shape the kernels do not have.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Packed,
+        *,
+        cache: str = "f16",
+        context: int,
+        threads: int,
+        outputs: int = 1,
+        progress: Progress = silent,
+    ) -> None:
+        if config.head_dim % 16:
+            raise ModelFileError(f"head_dim {config.head_dim} is not a multiple of 16; the kernels need that")
+        self.config, self.context, self.outputs = config, context, outputs
+        self.pool = BlockPool(_pool_blocks(config, cache, context))
+        self._model = _shape(config, weights.formats, cache)
+        self._weights = Weights(
+            weights.arena, weights.matrices, weights.vectors, np.zeros(config.num_hidden_layers, np.int64)
+        )
+        self._batch = _new_batch(config, -(-context // BLOCK))
+        self._work = _new_work(config, self._model, self.pool.size, cache, threads, outputs)
+        compile_in_child(__name__, sorted(weights.formats), progress)
+        self._program = Program(
+            step_for(weights.formats), (self._batch, self._model, self._weights, self._work), threads
+        )
+
+    def new_cache(self) -> PagedCache:
+        """A sequence with nothing in it yet."""
+        return PagedCache()
+
+    def release(self, cache: PagedCache) -> None:
+        """Give a sequence's blocks back; it is empty afterwards."""
+        self.pool.give_back(cache.blocks)
+        cache.blocks, cache.length = [], 0
+
+    def next_logits(self, ids: Sequence[int], cache: PagedCache) -> NDArray[np.float32]:
+        """Compute the next tokens of one sequence, in as many steps as it takes; the last one's logits [vocab]."""
+        for start in range(0, len(ids), STEP_TOKENS):
+            part = ids[start : start + STEP_TOKENS]
+            last = start + STEP_TOKENS >= len(ids)
+            logits = self.step([Chunk(cache, part, "last" if last else "none")])
+        return logits[0]
+
+    def step(self, chunks: Sequence[Chunk]) -> NDArray[np.float32]:
+        """Compute a batch. Logits [rows, vocab] of the tokens asked for, in the order of the chunks.
+
+        The chunks are of different sequences. If it raises, the sequences are as they were.
+        """
+        self._describe(chunks)
+        team().run(self._program)
+        for chunk in chunks:
+            chunk.cache.length += len(chunk.ids)
+        rows = int(self._batch.command[forward.OUTPUTS])
+        return self._work.logits[: rows * self.config.vocab_size].reshape(rows, -1).copy()
+
+    def close(self) -> None:
+        """Let go of the team; a step that runs in another thread ends before this returns."""
+        team().forget(self._program)
+
+    def _describe(self, chunks: Sequence[Chunk]) -> None:
+        """Fill `Batch` for these chunks, taking the blocks they need."""
+        batch = self._batch
+        tokens = tiles = parts = outputs = table_end = 0
+        for chunk in chunks:
+            cache, count = chunk.cache, len(chunk.ids)
+            end = cache.length + count
+            assert 0 < count <= STEP_TOKENS - tokens and end <= self.context, "the engine keeps to the limits"
+            cache.blocks += self.pool.take(max(0, -(-end // BLOCK) - len(cache.blocks)))
+            new = slice(tokens, tokens + count)
+            batch.ids[new] = chunk.ids
+            batch.positions[new] = np.arange(cache.length, end)
+            batch.table_at[new] = table_end
+            batch.part_at[new] = -1
+            batch.tables[table_end : table_end + len(cache.blocks)] = cache.blocks
+            table_end += len(cache.blocks)
+            pieces = -(-end // CHUNK)
+            if count == 1 and parts + pieces <= MAX_PARTS:
+                batch.part_at[tokens] = parts
+                for piece in range(pieces):
+                    batch.parts[2 * parts : 2 * parts + 2] = tokens, piece
+                    parts += 1
+            else:
+                for first in range(tokens, tokens + count, TILE_TOKENS):
+                    batch.tiles[2 * tiles : 2 * tiles + 2] = first, min(TILE_TOKENS, tokens + count - first)
+                    tiles += 1
+            if chunk.outputs != "none":
+                wanted = 1 if chunk.outputs == "last" else count
+                batch.outputs[outputs : outputs + wanted] = np.arange(tokens + count - wanted, tokens + count)
+                outputs += wanted
+            tokens += count
+        assert outputs <= self.outputs, "more rows of logits than the decoder was made for"
+        half = self.config.head_dim // 2
+        cos, sin = rope_rotation(batch.positions[:tokens], self.config.head_dim, self.config.rope_theta, np.float32)
+        batch.cos[: tokens * half], batch.sin[: tokens * half] = cos.ravel(), sin.ravel()
+        batch.command[:] = tokens, tiles, parts, outputs, 1, -1
+
+
+def warm(spec: list[str]) -> None:
+    """Compile the step for these weight formats (called by `compile_in_child`)."""
+    config = ModelConfig(
+        architecture="qwen3",
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=32,
+        vocab_size=32,
+        max_position_embeddings=32,
+        rms_norm_eps=1e-6,
+        rope_theta=1e4,
+        tie_word_embeddings=True,
+    )
+    model = _shape(config, frozenset(spec), "f32")
+    weights = Weights(new_arena(64), np.zeros(1, MATRIX), np.zeros(1, np.float32), np.zeros(1, np.int64))
+    arrays = (_new_batch(config, 1), model, weights, _new_work(config, model, 1, "f32", 1, 1))
+    Program(step_for(frozenset(spec)), arrays, 1).compile()
+
+
+def _row(size: int) -> int:
+    return -(-size // 32) * 32
+
+
+def _shape(config: ModelConfig, formats: Iterable[str], cache: str) -> Model:
+    rows = TILE_TOKENS * padded_group(config.heads_per_kv_head)
+    return Model(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        intermediate=config.intermediate_size,
+        hidden_row=_row(config.hidden_size),
+        o_row=_row(config.num_attention_heads * config.head_dim),
+        mlp_row=_row(config.intermediate_size),
+        scratch_row=_row(scratch_regions(config.head_dim, rows)[-1]),
+        quantized=any(name.startswith("int") for name in formats),
+        qk_norm=config.qk_norm,
+        qkv_bias=config.qkv_bias,
+        cache_kind=KINDS[cache],
+        eps=np.float32(config.rms_norm_eps),
+    )
+
+
+def _pool_blocks(config: ModelConfig, cache: str, context: int) -> int:
+    """Room for two full contexts, but no more than half of the machine's memory, and never less than one.
+
+    Memory is only taken when a block is first written.
+    """
+    one = -(-context // BLOCK)
+    block = block_bytes(config, cache)
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not known here
+        return one
+    return max(one, min(2 * one, memory // 2 // block))
+
+
+def block_bytes(config: ModelConfig, cache: str) -> int:
+    """Bytes of 32 positions in all layers."""
+    return 2 * half_block_bytes(cache, config.head_dim) * config.num_key_value_heads * config.num_hidden_layers
+
+
+def _new_batch(config: ModelConfig, table: int) -> Batch:
+    tokens = STEP_TOKENS
+    int64 = {
+        "command": forward.COMMANDS,
+        "ids": tokens,
+        "positions": tokens,
+        "table_at": tokens,
+        "tables": table * tokens,
+        "tiles": 2 * tokens,
+        "parts": 2 * MAX_PARTS,
+        "part_at": tokens,
+        "outputs": tokens,
+    }
+    rotation = {name: np.zeros(tokens * config.head_dim // 2, np.float32) for name in ("cos", "sin")}
+    return Batch(**{name: np.zeros(size, np.int64) for name, size in int64.items()}, **rotation)
+
+
+def _new_work(config: ModelConfig, model: Model, blocks: int, cache: str, threads: int, outputs: int) -> Work:
+    pool = new_arena(blocks * block_bytes(config, cache))
+    qkv = (model.heads + 2 * model.kv_heads) * model.head_dim
+    widest = max(model.hidden_row, model.o_row, model.mlp_row)
+    float32 = {
+        "x": STEP_TOKENS * model.hidden_row,
+        "h": STEP_TOKENS * model.hidden_row,
+        "qkv": STEP_TOKENS * qkv,
+        "o": STEP_TOKENS * model.o_row,
+        "gate_up": STEP_TOKENS * 2 * model.mlp_row,
+        "act": STEP_TOKENS * model.mlp_row,
+        "y": STEP_TOKENS * model.hidden_row,
+        "xs": STEP_TOKENS * widest // 32,
+        "parts": MAX_PARTS * model.heads * state_size(model.head_dim),
+        "scratch": threads * model.scratch_row,
+        "logits": outputs * config.vocab_size,
+        "taps": STEP_TOKENS * qkv,
+    }
+    return Work(
+        pool=pool,
+        pool_f32=pool.view(np.float32),
+        xq=np.zeros(STEP_TOKENS * widest, np.int8),
+        xsum=np.zeros(STEP_TOKENS * widest // 32, np.int32),
+        **{name: np.zeros(size, np.float32) for name, size in float32.items()},
+    )

@@ -1,0 +1,371 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+"""The decoder of `reference.py`, compiled: one step over a ragged batch, run by all threads of a team at once.
+
+A batch is any mix of tokens: prompts of several sequences, or parts of them, or one new token each. Every token knows
+its position and where its sequence's cache blocks are listed. `step` below is the whole forward pass, in the order of
+the book; each line is a phase that the threads share (they claim tokens, heads, tiles or blocks of rows from counters),
+and a barrier ends it. No number depends on who computed it, or on what else is in the batch.
+
+The arrays a step works on are grouped in four named tuples: `Batch` (what to compute; changes every step), `Model` (the
+shape), `Weights`, and `Work` (the cache and what is in between). Rows of floats are padded with zeros to a multiple of 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from qkv.kernels.attention import CHUNK, attend_part, attend_tile, join_parts, state_size
+from qkv.kernels.formats import dequantize_row
+from qkv.kernels.jit import kernel
+from qkv.kernels.kvcache import BLOCK, half_bytes, keys_offset, write_key, write_value
+from qkv.kernels.matmul import matmul_for, quantize_groups
+from qkv.kernels.pointwise import add_row, copy_row, rms_norm_row, rope_row, swiglu_row
+from qkv.kernels.spmd import barrier, claim
+
+Array = NDArray[Any]
+
+# What `Batch.command` holds.
+TOKENS, TILES, PARTS, OUTPUTS, WANT_LOGITS, TAP_LAYER = range(6)
+COMMANDS = 6
+
+# The matrices of a layer, in the order of `Weights.matrices`; the token table and the head follow the last layer's.
+Q, K, V, O, GATE, UP, DOWN = range(7)  # noqa: E741
+PER_LAYER = 7
+
+ROW_BLOCKS = 4  # blocks of 8 rows that a thread claims at a time
+ACTIVATION_GROUPS = 8  # groups of 32 SwiGLU outputs that a thread claims at a time
+
+
+class Batch(NamedTuple):
+    """What the next step computes. Capacities are fixed; `command` says how much of each array counts."""
+
+    command: Array  # int64 [COMMANDS]
+    ids: Array  # int64 [tokens]
+    positions: Array  # int64 [tokens]
+    table_at: Array  # int64 [tokens]: where in `tables` the token's sequence begins
+    tables: Array  # int64: block numbers, sequence after sequence
+    cos: Array  # float32 [tokens · d/2]
+    sin: Array
+    tiles: Array  # int64 [tiles · 2]: first token, tokens (of one sequence, in order)
+    parts: Array  # int64 [parts · 2]: token, chunk; a token's chunks are neighbours
+    part_at: Array  # int64 [tokens]: the token's first part, or -1 if it belongs to a tile
+    outputs: Array  # int64 [outputs]: tokens whose hidden state (and logits) are wanted
+
+
+class Model(NamedTuple):
+    """The shape of the decoder, and of the rows of `Work`."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    hidden_row: int  # hidden, padded to 32
+    o_row: int  # heads · head_dim, padded to 32
+    mlp_row: int  # intermediate, padded to 32
+    scratch_row: int  # what one thread needs for a tile of attention
+    quantized: bool  # whether any matrix wants its input as int8
+    qk_norm: bool
+    qkv_bias: bool
+    cache_kind: int
+    eps: Any  # float32
+
+
+class Weights(NamedTuple):
+    """All weights. Vectors of a layer: input norm, post-attention norm, q norm, k norm, then the biases of q, k, v."""
+
+    arena: Array  # uint8: the matrices
+    matrices: Array  # MATRIX records
+    vectors: Array  # float32: layer after layer, then the last norm
+    windows: Array  # int64 [layers]: how many of the newest positions a layer sees; 0: all
+
+
+class Work(NamedTuple):
+    """The KV cache, and the numbers between the phases (row t is token t, unless said)."""
+
+    pool: Array  # uint8: the KV cache
+    pool_f32: Array  # the same memory
+    x: Array  # float32 [tokens, hidden_row]: the residual stream
+    h: Array  # [tokens, hidden_row]: x, normed
+    qkv: Array  # [tokens, (heads + 2 kv_heads) · d]
+    o: Array  # [tokens, o_row]: the heads' outputs
+    gate_up: Array  # [tokens, 2 · mlp_row]
+    act: Array  # [tokens, mlp_row]: silu(gate) · up
+    y: Array  # [tokens, hidden_row]: what o_proj or down_proj adds to x
+    xq: Array  # int8: the quantized input of the next product
+    xs: Array  # float32: its scales
+    xsum: Array  # int32: its group sums
+    parts: Array  # float32 [parts, heads, state_size]
+    scratch: Array  # float32 [threads, scratch_row]
+    logits: Array  # float32 [outputs, vocab]
+    taps: Array  # float32 [tokens, (heads + 2 kv_heads) · d]: q, k, v of layer TAP_LAYER as attention gets them
+
+
+# ------------------------------------------------------------------------------------------ the phases
+
+
+@kernel
+def embed(sync, batch, model, weights, work):
+    """x = the tokens' rows of the table."""
+    table = weights.matrices[model.layers * PER_LAYER]
+    t = claim(sync, 0, 1)
+    while t < batch.command[TOKENS]:
+        dequantize_row(weights.arena, table, batch.ids[t], work.x, t * model.hidden_row)
+        t = claim(sync, 0, 1)
+
+
+@kernel
+def norm_rows(sync, batch, model, weights, work, norm_at, residual):
+    """x += y if there is a residual yet; h = norm(x), quantized for the products that follow."""
+    size = model.hidden_row
+    t = claim(sync, 0, 1)
+    while t < batch.command[TOKENS]:
+        norm_row(model, weights, work, t, t, norm_at, residual)
+        t = claim(sync, 0, 1)
+
+
+@kernel
+def norm_row(model, weights, work, t, row, norm_at, residual):
+    """Row `row` of h = norm of token t's x (+ y)."""
+    size = model.hidden_row
+    if residual:
+        add_row(work.x, t * size, work.y, t * size, size)
+    rms_norm_row(work.x, t * size, model.hidden, size, weights.vectors, norm_at, model.eps, work.h, row * size)
+    quantize_row(model, work, work.h, row, size)
+
+
+@kernel
+def quantize_row(model, work, x, row, size):
+    """Quantize row `row` of the next product's input."""
+    if model.quantized:
+        groups = size // 32
+        quantize_groups(x, 0, work.xq, work.xs, work.xsum, row * groups, (row + 1) * groups)
+
+
+@kernel
+def rotate_and_cache(sync, batch, model, weights, work, layer, vectors_at):
+    """For each token and key/value head: bias, norm and rotate its query heads and its key; store key and value."""
+    group = model.heads // model.kv_heads
+    item = claim(sync, 0, 1)
+    while item < batch.command[TOKENS] * model.kv_heads:
+        t, g = item // model.kv_heads, item % model.kv_heads
+        for h in range(g * group, (g + 1) * group):
+            prepare_head(batch, model, weights, work, t, h, vectors_at, 2 * model.hidden_row)
+        k, v = model.heads + g, model.heads + model.kv_heads + g
+        prepare_head(batch, model, weights, work, t, k, vectors_at, 2 * model.hidden_row + model.head_dim)
+        add_bias(model, weights, work, t, v, vectors_at)
+        store_position(batch, model, work, layer, t, g, head_at(model, t, k), head_at(model, t, v))
+        item = claim(sync, 0, 1)
+
+
+@kernel
+def head_at(model, t, head):
+    """Where one head of token t begins in `Work.qkv`; heads count over q, k and v."""
+    return (t * (model.heads + 2 * model.kv_heads) + head) * model.head_dim
+
+
+@kernel
+def prepare_head(batch, model, weights, work, t, head, vectors_at, norm):
+    """Bias, norm over the head's d values, rotation: what is done to q and k, each where the family has it."""
+    at, d = head_at(model, t, head), model.head_dim
+    add_bias(model, weights, work, t, head, vectors_at)
+    if model.qk_norm:
+        rms_norm_row(work.qkv, at, d, d, weights.vectors, vectors_at + norm, model.eps, work.qkv, at)
+    rope_row(work.qkv, at, d, batch.cos, batch.sin, t * (d // 2))
+
+
+@kernel
+def add_bias(model, weights, work, t, head, vectors_at):
+    """q, k or v + its bias."""
+    if model.qkv_bias:
+        d = model.head_dim
+        bias = vectors_at + 2 * model.hidden_row + 2 * d + head * d
+        add_row(work.qkv, head_at(model, t, head), weights.vectors, bias, d)
+
+
+@kernel
+def store_position(batch, model, work, layer, t, kv_head, k_at, v_at):
+    """Write token t's key and value into its sequence's block."""
+    kind, d = model.cache_kind, model.head_dim
+    position = batch.positions[t]
+    block = batch.tables[batch.table_at[t] + position // BLOCK]
+    at = keys_offset(kind, block, layer, kv_head, model.layers, model.kv_heads, d)
+    write_key(kind, work.pool, work.pool_f32, at, position % BLOCK, d, work.qkv, k_at)
+    write_value(kind, work.pool, work.pool_f32, at + half_bytes(kind, d), position % BLOCK, d, work.qkv, v_at)
+
+
+@kernel
+def tap(sync, batch, model, work):
+    """Copy q, k and v of all tokens as attention gets them, for whoever looks inside."""
+    size = (model.heads + 2 * model.kv_heads) * model.head_dim
+    t = claim(sync, 1, 1)
+    while t < batch.command[TOKENS]:
+        copy_row(work.qkv, t * size, work.taps, t * size, size)
+        t = claim(sync, 1, 1)
+
+
+@kernel
+def attend(sync, tid, batch, model, weights, work, layer):
+    """o = attention(q, k, v): tiles of neighbouring tokens, and single tokens' chunks, for each key/value head."""
+    d, group = model.head_dim, model.heads // model.kv_heads
+    item = claim(sync, 0, 1)
+    while item < batch.command[TILES] * model.kv_heads:
+        tile, g = item // model.kv_heads, item % model.kv_heads
+        t = batch.tiles[2 * tile]
+        attend_tile(
+            model.cache_kind, work.pool, work.pool_f32, batch.tables, batch.table_at[t],
+            layer, model.layers, model.kv_heads, g, d, group, work.scratch, tid * model.scratch_row,
+            work.qkv, head_at(model, t, g * group), head_at(model, 1, 0), batch.tiles[2 * tile + 1],
+            batch.positions[t], weights.windows[layer], work.o, t * model.o_row + g * group * d, model.o_row,
+        )  # fmt: skip
+        item = claim(sync, 0, 1)
+    item = claim(sync, 1, 1)
+    while item < batch.command[PARTS] * model.kv_heads:
+        part, g = item // model.kv_heads, item % model.kv_heads
+        t = batch.parts[2 * part]
+        attend_part(
+            model.cache_kind, work.pool, work.pool_f32, batch.tables, batch.table_at[t],
+            layer, model.layers, model.kv_heads, g, d, group, work.scratch, tid * model.scratch_row,
+            work.qkv, head_at(model, t, g * group), batch.positions[t], weights.windows[layer],
+            batch.parts[2 * part + 1], work.parts, (part * model.heads + g * group) * state_size(d),
+        )  # fmt: skip
+        item = claim(sync, 1, 1)
+
+
+@kernel
+def finish_attention(sync, tid, batch, model, work):
+    """Join the chunks of tokens that were computed in parts; quantize o."""
+    d = model.head_dim
+    stride = model.heads * state_size(d)
+    t = claim(sync, 0, 1)
+    while t < batch.command[TOKENS]:
+        if batch.part_at[t] >= 0:
+            for h in range(model.heads):
+                join_parts(
+                    work.parts, batch.part_at[t] * stride + h * state_size(d), stride, batch.positions[t] // CHUNK + 1,
+                    d, work.scratch, tid * model.scratch_row, work.o, t * model.o_row + h * d,
+                )  # fmt: skip
+        quantize_row(model, work, work.o, t, model.o_row)
+        t = claim(sync, 0, 1)
+
+
+@kernel
+def activate(sync, batch, model, work):
+    """act = silu(gate) · up, quantized; a few groups of a token at a time."""
+    size = model.mlp_row
+    share = 32 * ACTIVATION_GROUPS
+    shares = (size + share - 1) // share
+    item = claim(sync, 0, 1)
+    while item < batch.command[TOKENS] * shares:
+        t, first = item // shares, item % shares * share
+        n = min(share, size - first)
+        gate = t * 2 * size + first
+        swiglu_row(work.gate_up, gate, work.gate_up, gate + size, n, work.act, t * size + first)
+        if model.quantized:
+            group = (t * size + first) // 32
+            quantize_groups(work.act, 0, work.xq, work.xs, work.xsum, group, group + n // 32)
+        item = claim(sync, 0, 1)
+
+
+@kernel
+def norm_outputs(sync, batch, model, weights, work, norm_at):
+    """Row r of h = the last norm of the r-th token that is asked for."""
+    r = claim(sync, 0, 1)
+    while r < batch.command[OUTPUTS]:
+        norm_row(model, weights, work, batch.outputs[r], r, norm_at, True)
+        r = claim(sync, 0, 1)
+
+
+# ------------------------------------------------------------------------------------------ the step
+
+
+@kernel
+def vectors_per_layer(model):
+    """Elements of `Weights.vectors` per layer."""
+    return 2 * model.hidden_row + (2 + model.heads + 2 * model.kv_heads) * model.head_dim
+
+
+@cache
+def step_for(formats: Iterable[str]) -> Callable[..., Any]:
+    """The step for matrices of these formats (a frozenset of `formats.FORMATS`' names), compiled for no others."""
+    matmul = matmul_for(formats)
+
+    @kernel
+    def multiply(sync, weights, work, first, count, x, tokens, out, out_stride, columns):
+        """`count` matrices from `first` on, all of the same input x: the i-th writes from column columns[i] on."""
+        for i in range(count):
+            matrix = weights.matrices[first + i]
+            block = claim(sync, i, ROW_BLOCKS)
+            while block < matrix.blocks:
+                matmul(
+                    weights.arena, matrix, x, 0, work.xq, work.xs, work.xsum, out, columns[i], out_stride, tokens,
+                    block, min(block + ROW_BLOCKS, matrix.blocks),
+                )  # fmt: skip
+                block = claim(sync, i, ROW_BLOCKS)
+
+    @kernel
+    def step(tid, n, sync, batch, model, weights, work):
+        tokens = batch.command[TOKENS]
+        heads, kv_heads, d = model.heads, model.kv_heads, model.head_dim
+        embed(sync, batch, model, weights, work)
+        if barrier(sync, n):
+            return
+        for layer in range(model.layers):
+            vectors, matrices = layer * vectors_per_layer(model), layer * PER_LAYER
+
+            norm_rows(sync, batch, model, weights, work, vectors, layer > 0)
+            if barrier(sync, n):
+                return
+            multiply(
+                sync, weights, work, matrices + Q, 3, work.h, tokens,
+                work.qkv, (heads + 2 * kv_heads) * d, (0, heads * d, (heads + kv_heads) * d),
+            )  # fmt: skip
+            if barrier(sync, n):
+                return
+            rotate_and_cache(sync, batch, model, weights, work, layer, vectors)
+            if barrier(sync, n):
+                return
+            if batch.command[TAP_LAYER] == layer:
+                tap(sync, batch, model, work)
+            attend(sync, tid, batch, model, weights, work, layer)
+            if barrier(sync, n):
+                return
+            finish_attention(sync, tid, batch, model, work)
+            if barrier(sync, n):
+                return
+            multiply(sync, weights, work, matrices + O, 1, work.o, tokens, work.y, model.hidden_row, (0, 0, 0))
+            if barrier(sync, n):
+                return
+
+            norm_rows(sync, batch, model, weights, work, vectors + model.hidden_row, True)
+            if barrier(sync, n):
+                return
+            multiply(
+                sync, weights, work, matrices + GATE, 2, work.h, tokens,
+                work.gate_up, 2 * model.mlp_row, (0, model.mlp_row, 0),
+            )  # fmt: skip
+            if barrier(sync, n):
+                return
+            activate(sync, batch, model, work)
+            if barrier(sync, n):
+                return
+            multiply(sync, weights, work, matrices + DOWN, 1, work.act, tokens, work.y, model.hidden_row, (0, 0, 0))
+            if barrier(sync, n):
+                return
+
+        norm_outputs(sync, batch, model, weights, work, model.layers * vectors_per_layer(model))
+        if barrier(sync, n):
+            return
+        if batch.command[WANT_LOGITS] != 0:
+            head = model.layers * PER_LAYER + 1
+            multiply(
+                sync, weights, work, head, 1, work.h, batch.command[OUTPUTS],
+                work.logits, weights.matrices[head].rows, (0, 0, 0),
+            )  # fmt: skip
+
+    return step
