@@ -46,13 +46,14 @@ PROGRAM = 3 * LINE  # which program the posted step belongs to
 MAILBOXES = 4 * LINE  # one line per thread: what it does now
 N_COUNTERS = 8
 
-# What a mailbox holds. A worker changes GO → IDLE and IDLE ↔ PARKED, and sets DEAD; the caller does all the rest.
+# What a mailbox holds. A worker changes GO → IDLE and IDLE ↔ PARKED and ends as DEAD or GONE; the caller does the rest.
 PARKED = 0  # blocked in Python; must be woken
 IDLE = 1  # polling its mailbox; parks after a while
 CALLED = 2  # a step is about to come: does not park
 GO = 3  # runs the step
 STOP = 4  # asked to end
 DEAD = 5  # failed in Python
+GONE = 6  # ended
 
 # What a program returns: to the caller (tid 0) one of these or the number of a worker to wake, to a worker a mailbox
 # state or ELSEWHERE.
@@ -122,7 +123,7 @@ def post(sync, n, program):  # type: ignore[no-untyped-def]
             state = load(sync, mailbox)
             if state == PARKED:
                 return tid
-            if state in (DEAD, STOP):
+            if state in (STOP, DEAD, GONE):
                 return BROKEN
     store(sync, ARRIVED, 0)
     for slot in range(N_COUNTERS):

@@ -27,6 +27,7 @@ import collections
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -260,8 +261,13 @@ class Team:
     def _stop_threads(self) -> None:
         self._stopping = True
         for tid, worker in enumerate(self._threads, start=1):
-            spmd.set_mailbox(self._sync, tid, spmd.STOP)
+            mailbox = spmd.MAILBOXES + tid * spmd.LINE
+            before = spmd.set_mailbox(self._sync, tid, spmd.STOP)
+            if before in (spmd.DEAD, spmd.GONE):
+                spmd.set_mailbox(self._sync, tid, before)
             self._open(tid)
+            while self._sync[mailbox] == spmd.STOP:  # `join` forgets that it was not done when Ctrl-C breaks it off
+                time.sleep(0.0001)
             worker.join()
         self._threads, self._doors, self._failure, self._current = [], [], None, None
         self._watch.close()
@@ -275,6 +281,7 @@ class Team:
                 if outcome == spmd.PARKED:
                     door.acquire()
                 outcome = self._serve(tid)
+            spmd.set_mailbox(self._sync, tid, spmd.GONE)
         except BaseException as error:  # the others wait for this thread: they must hear of it, whatever it was
             self._failure = error
             spmd.set_mailbox(self._sync, tid, spmd.DEAD)
