@@ -14,16 +14,24 @@ never written is never used: attention masks it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
+from numba.core import types
 
 from qkv.errors import ParameterError
 from qkv.kernels.jit import kernel
 from qkv.kernels.simd import (
+    Vector,
     absolute,
+    any_intrinsic,
+    emit_store,
     f32x8,
     float_to_half,
     half_to_float,
     i8x8,
+    is_flat,
     load,
     max_lanes,
     maximum,
@@ -31,10 +39,10 @@ from qkv.kernels.simd import (
     multiply,
     narrow,
     round_to_int,
+    shuffle,
     splat,
     splat_i32,
     store,
-    store_every,
     to_float,
     u16x8,
 )
@@ -79,6 +87,22 @@ def keys_offset(kind, block, layer, head, layers, kv_heads, d):
 
 
 # ------------------------------------------------------------------------------------------ writing one position
+
+
+@any_intrinsic
+def store_every(typing: Any, array: Any, index: Any, step: Any, vector: Any) -> Any:
+    """`store_every(array, i, step, vector)`: write the lanes apart, lane l at array[i + l·step], as a column."""
+    if not is_flat(array) or not isinstance(vector, Vector):
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        value, index, step, lanes = values
+        for lane in range(vector.lanes):
+            at = builder.add(index, builder.mul(step, ir.IntType(64)(lane)))
+            emit_store(context, builder, array, value, at, shuffle(builder, lanes, [lane]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, vector), codegen
 
 
 @kernel
