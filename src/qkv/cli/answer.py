@@ -70,28 +70,34 @@ class AnswerPrinter:
             terminal.write("\n")
 
 
-def speed_line(completion: Completion) -> str:
-    """ "36 prompt tokens in 0.21 s (171 tokens/s), 8 tokens at 16 tokens/s"."""
+def speed_line(completion: Completion, context: int) -> str:
+    """ "36 prompt tokens in 0.21 s (171 tokens/s), 8 tokens at 16 tokens/s", and what cut the answer off if it was."""
     timings = completion.timings
     prompt = (
-        f"{_count(timings.prompt_tokens, 'prompt token')} in {timings.first_token_seconds:.2f} s "
+        f"{terminal.count_text(timings.prompt_tokens, 'prompt token')} in {timings.first_token_seconds:.2f} s "
         f"({_rate(timings.prefill_tokens_per_second)})"
     )
-    answer = _count(len(completion.token_ids), "token")
+    answer = terminal.count_text(len(completion.token_ids), "token")
     if timings.decode_steps:
         answer += f" at {_rate(timings.decode_tokens_per_second)}"
+    if context_is_full(completion, context):
+        answer += f", cut off: the context of {context:,} tokens is full"
+    elif completion.finish_reason == "length":
+        answer += ", cut off by --max-tokens"
     return f"{prompt}, {answer}"
+
+
+def context_is_full(completion: Completion, context: int) -> bool:
+    """Whether the answer ended because no position was left."""
+    used = completion.timings.prompt_tokens + len(completion.token_ids)
+    return completion.finish_reason == "length" and used >= context
 
 
 def _rate(tokens_per_second: float) -> str:
     return f"{tokens_per_second:.3g} tokens/s" if tokens_per_second < 1000 else f"{tokens_per_second:,.0f} tokens/s"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def print_speed(completion: Completion) -> None:
+def print_speed(completion: Completion, context: int) -> None:
     """The speed line on standard error, dim on a terminal."""
-    line = speed_line(completion)
+    line = speed_line(completion, context)
     terminal.note(f"{terminal.DIM}{line}{terminal.RESET}" if terminal.has_colour(sys.stderr) else line)

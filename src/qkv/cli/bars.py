@@ -13,7 +13,8 @@ from qkv.cli import terminal
 class Bars:
     """A `qkv.progress.Progress` that shows a bar for the work at hand; it is gone when the work is done.
 
-    Work comes one piece after the other, so a new piece takes the bar of the last. Use it as a context manager: whatever happens, the terminal is left as it was.
+    Work comes one piece after the other, so a new piece takes the bar of the last. Use it as a context manager:
+    whatever happens, the terminal is left as it was.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:

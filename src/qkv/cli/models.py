@@ -1,0 +1,88 @@
+"""`qkv pull`, `qkv list`, `qkv rm`: the models kept on this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qkv.cli import terminal
+from qkv.cli.bars import Bars
+from qkv.errors import QkvError
+
+if TYPE_CHECKING:
+    from qkv.weights.names import CachedModel
+
+Name = Annotated[str, typer.Argument(help="Hub id or short name.")]
+
+
+def pull(name: Name, quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False) -> None:
+    """Fetch a model, or its newest version, and print where it is.
+
+    \b
+    qkv pull smollm2
+    qkv pull Qwen/Qwen3-0.6B
+    """
+    from qkv.weights import names
+
+    with Bars(quiet=quiet) as bars:
+        path = names.pull(name, bars)
+    terminal.write(f"{path}\n")
+
+
+def list_models() -> None:
+    """List the models that need no network any more."""
+    from qkv.weights.names import cached_models
+
+    models = cached_models()
+    if not models:
+        terminal.note("no models yet; fetch one: qkv pull smollm2")
+        return
+    rows = [("NAME", "SIZE", "FROM", "WHERE")]
+    rows += [(model.name, terminal.bytes_text(model.size_bytes), model.kind, str(model.path)) for model in models]
+    terminal.write(terminal.for_output(table(rows)))
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows as lines with aligned columns; the last one is as wide as it is."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "".join(line + "\n" for line in lines)
+
+
+def rm(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a downloaded model.
+
+    \b
+    qkv rm smollm2
+    qkv rm -y Qwen/Qwen3-0.6B
+    """
+    from qkv.weights import names
+
+    if not yes:
+        if not terminal.is_terminal(sys.stdin):
+            raise QkvError("rm asks before it deletes, and nobody is there to answer; -y deletes without asking")
+        if not typer.confirm(_question(name, find_cached(name)), err=True):
+            terminal.note("nothing deleted")
+            return
+    freed = names.remove(name)
+    terminal.write(terminal.for_output(f"deleted {name}: {freed:,} bytes freed\n"))
+
+
+def _question(name: str, model: CachedModel | None) -> str:
+    if model is None:
+        return f"delete what is here of {terminal.visible(name)}?"
+    return f"delete {terminal.visible(model.name)} ({terminal.bytes_text(model.size_bytes)})?"
+
+
+def find_cached(name: str) -> CachedModel | None:
+    """The cached model of that name (hub id, tag or short name), without asking the network."""
+    from qkv.weights.names import TAGS, cached_models
+
+    wanted = TAGS.get(name.strip().lower(), name.strip()).lower()
+    return next((model for model in cached_models() if model.name.lower() == wanted), None)

@@ -1,0 +1,89 @@
+"""A model that says what a script tells it to, in the place of the real one.
+
+In a test, `install(monkeypatch, ScriptedLLM(...))`. As a program, `python scripted_llm.py run …` is the `qkv` command
+with the script below: the tests that need a process of their own use it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import qkv.cli.loading
+from qkv.engine.params import SamplingParams
+from qkv.llm import Chunk, Completion, Stream, Timings
+
+Answer = Sequence[tuple[str, str]]  # pairs of (text, thinking), a chunk each
+
+
+class ScriptedLLM:
+    """Gives `answers` in order, then the last again; `calls` holds what it was asked.
+
+    Every chunk counts as one token. An exception in an answer's place is raised there.
+    """
+
+    def __init__(self, *answers: Answer, context: int = 1000, name: str = "scripted", pause: float = 0) -> None:
+        self.answers, self.context, self.name, self.pause = answers, context, name, pause
+        self.calls: list[dict[str, Any]] = []
+        self.closed = False
+
+    def stream(self, prompt: str, params: SamplingParams) -> Stream:
+        self.calls.append({"prompt": prompt, "params": params})
+        return self._stream(params, len(prompt.split()))
+
+    def stream_chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, *, thinking: bool | None = None
+    ) -> Stream:
+        copies = [dict(message) for message in messages]
+        self.calls.append({"messages": copies, "params": params, "thinking": thinking})
+        return self._stream(params, sum(len(str(message["content"]).split()) for message in copies))
+
+    def _stream(self, params: SamplingParams, prompt_tokens: int) -> Stream:
+        answer = self.answers[min(len(self.calls), len(self.answers)) - 1]
+        return Stream(self._run(answer, params, prompt_tokens))
+
+    def _run(self, answer: Answer, params: SamplingParams, prompt_tokens: int) -> Iterator[Chunk | Completion]:
+        kept = answer[: params.max_tokens]
+        for item in kept:
+            if isinstance(item, BaseException):
+                raise item
+            time.sleep(self.pause)
+            yield Chunk(*item)
+        yield Completion(
+            text="".join(text for text, _ in kept),
+            thinking="".join(thinking for _, thinking in kept),
+            token_ids=list(range(len(kept))),
+            finish_reason="length" if len(kept) < len(answer) else "stop",
+            seed=7 if params.seed is None else params.seed,
+            timings=Timings(prompt_tokens, 0.5, max(len(kept) - 1, 0), 0.25),
+        )
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __enter__(self) -> ScriptedLLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def install(monkeypatch: Any, llm: ScriptedLLM) -> ScriptedLLM:
+    """Let the verbs get `llm`, whatever model they ask for; `llm.opened` is what they asked for."""
+
+    def load(model: str, *, context: int | None, quiet: bool) -> ScriptedLLM:
+        llm.opened = {"model": model, "context": context, "quiet": quiet}
+        return llm
+
+    monkeypatch.setattr(qkv.cli.loading, "load_llm", load)
+    return llm
+
+
+if __name__ == "__main__":
+    from qkv.cli.main import main
+
+    words = [(f"word{i} ", "") for i in range(400)]
+    llm = ScriptedLLM([("", "Let me "), ("", "think.\n"), ("\n\nHé", ""), ("llo\x1b[31m", ""), *words], pause=0.02)
+    qkv.cli.loading.load_llm = lambda model, *, context, quiet: llm  # type: ignore[assignment]
+    main()

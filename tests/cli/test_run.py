@@ -1,0 +1,222 @@
+"""`qkv run` with a scripted model, in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from screen import Terminal, pipe_in
+from scripted_llm import ScriptedLLM, install
+
+from qkv.cli.loading import DEFAULT_MODEL
+from qkv.cli.main import execute
+from qkv.engine.params import SamplingParams
+from qkv.errors import ContextLengthError
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> ScriptedLLM:
+    return install(monkeypatch, ScriptedLLM([("", "Sea "), ("", "or air?"), ("Be", ""), ("cause.", "")]))
+
+
+def test_the_answer_alone_is_on_standard_output(llm: ScriptedLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["run", "Why is the sky blue?"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Because.\n"
+    assert err == "5 prompt tokens in 0.50 s (10 tokens/s), 4 tokens at 12 tokens/s\n"
+    assert llm.opened == {"model": DEFAULT_MODEL, "context": None, "quiet": False}
+    assert llm.calls == [
+        {
+            "messages": [{"role": "user", "content": "Why is the sky blue?"}],
+            "params": SamplingParams(),
+            "thinking": None,
+        }
+    ]
+    assert llm.closed
+
+
+def test_every_option_arrives(llm: ScriptedLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    line = (
+        "run hi -m other --system Be_brief --max-tokens 3 --temp 0 --top-k 5 --top-p 0.5 --min-p 0 --seed 0 "
+        "--stop END --stop FIN --ignore-eos --no-think --context 64 -q"
+    )
+    assert execute(line.split()) == 0
+    assert llm.opened == {"model": "other", "context": 64, "quiet": True}
+    assert llm.calls == [
+        {
+            "messages": [{"role": "system", "content": "Be_brief"}, {"role": "user", "content": "hi"}],
+            "params": SamplingParams(
+                max_tokens=3,
+                temperature=0,
+                top_k=5,
+                top_p=0.5,
+                min_p=0,
+                seed=0,
+                stop=("END", "FIN"),
+                ignore_eos=True,
+            ),
+            "thinking": False,
+        }
+    ]
+    assert capsys.readouterr() == ("Be\n", "")
+
+
+def test_the_environment_names_the_model_and_the_option_wins(
+    llm: ScriptedLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QKV_MODEL", "from-environment")
+    assert execute(["run", "hi"]) == 0
+    assert llm.opened["model"] == "from-environment"
+    assert execute(["run", "hi", "-m", "given"]) == 0
+    assert llm.opened["model"] == "given"
+
+
+@pytest.mark.parametrize(
+    ("argument", "piped", "prompt"),
+    [
+        ("Sum up:", b"a\nb\n", "Sum up:\n\na\nb"),
+        (None, b"only piped\r\n", "only piped"),
+        (None, b"\xef\xbb\xbfwith a byte order mark\n\n", "with a byte order mark\n"),
+        ("only given", b"", "only given"),
+        (None, "sch\u00f6n \U0001f40b".encode(), "sch\u00f6n \U0001f40b"),
+    ],
+)
+def test_prompt_from_argument_and_pipe(
+    llm: ScriptedLLM, monkeypatch: pytest.MonkeyPatch, argument: str | None, piped: bytes, prompt: str
+) -> None:
+    pipe_in(monkeypatch, piped)
+    assert execute(["run", *([] if argument is None else [argument])]) == 0
+    assert llm.calls[0]["messages"] == [{"role": "user", "content": prompt}]
+
+
+def test_raw_continues_the_prompt_as_it_is(llm: ScriptedLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["run", "--raw", " The sky is"]) == 0
+    assert llm.calls == [{"prompt": " The sky is", "params": SamplingParams()}]
+
+
+def test_json_is_one_object_and_nothing_else(llm: ScriptedLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["run", "--json", "-q", "--seed", "3", "hi"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {
+        "model": "scripted",
+        "text": "Because.",
+        "thinking": "Sea or air?",
+        "token_ids": [0, 1, 2, 3],
+        "finish_reason": "stop",
+        "seed": 3,
+        "timings": {
+            "prompt_tokens": 1,
+            "first_token_seconds": 0.5,
+            "decode_steps": 3,
+            "decode_seconds": 0.25,
+            "prefill_tokens_per_second": 2.0,
+            "decode_tokens_per_second": 12.0,
+        },
+    }
+    assert out.count("\n") == 1
+    assert err == ""
+
+
+def test_a_terminal_gets_dim_thinking_and_visible_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, ScriptedLLM([("", "\nHm\x1b[2J"), ("", "\n"), ("\n\nA\tb", ""), ("\x9b1m\x07\r\n", "")]))
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    assert execute(["run", "-q", "hi"]) == 0
+    assert screen.getvalue() == "\x1b[2mHm\\x1b[2J\n\x1b[0m\nA\tb\\x9b1m\\x07\\x0d\n"
+
+
+def test_a_terminal_without_colour_gets_words_instead(llm: ScriptedLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert execute(["run", "-q", "hi"]) == 0
+    assert screen.getvalue() == "[thinking]\nSea or air?\n\n[answer]\nBecause.\n"
+
+
+def test_colour_is_off_again_when_the_answer_breaks_in_its_thinking(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, ScriptedLLM([("", "Hm"), KeyboardInterrupt()]))
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    assert execute(["run", "-q", "hi"]) == 130
+    assert screen.getvalue() == "\x1b[2mHm\x1b[0m\n"
+
+
+def test_a_pipe_gets_the_answer_character_for_character(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, ScriptedLLM([("\nA\x1b[31m\n", "")]))
+    assert execute(["run", "-q", "hi"]) == 0
+    assert capsys.readouterr() == ("\nA\x1b[31m\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "the prompt is empty"),
+        (["run", " \n"], "the prompt is empty"),
+        (["run", "hi", "--temperature", "-1"], "temperature must be a number"),
+        (["run", "hi", "--temperature", "nan"], "temperature must be a number"),
+        (["run", "hi", "--top-k", "x"], "'--top-k'"),
+        (["run", "hi", "--max-tokens", "0"], "max_tokens must be a whole number"),
+        (["run", "hi", "--stop", ""], "stop must hold non-empty strings"),
+        (["run", "hi", "--raw", "--system", "x"], "--system needs the chat template"),
+        (["run", "hi", "--raw", "--no-think"], "--think needs the chat template"),
+        (["run", "hi", "--nonsense"], "--nonsense"),
+        (["run", "two", "prompts"], "prompts"),
+        (["run", "\udcff"], "the prompt is not valid UTF-8 text (at character 1)"),
+        (["run", "hi", "--system", "a\udcff"], "the system message is not valid UTF-8 text (at character 2)"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(
+    llm: ScriptedLLM, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert execute(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("qkv: ") and err.count("\n") == 1
+    assert message in err
+    assert llm.calls == []
+
+
+def test_piped_bytes_that_are_not_utf8(
+    llm: ScriptedLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe_in(monkeypatch, b"ab\xff")
+    assert execute(["run"]) == 2
+    assert capsys.readouterr() == ("", "qkv: standard input is not UTF-8 text (byte 3)\n")
+
+
+def test_an_error_of_the_model_is_one_line_without_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, ScriptedLLM([ContextLengthError("prompt has 9\x1b[31m\ntokens")]))
+    assert execute(["run", "hi"]) == 2
+    assert capsys.readouterr().err == "qkv: prompt has 9\\x1b[31m tokens\n"
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_defect_is_70_with_a_traceback_only_on_request(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], debug: bool
+) -> None:
+    if debug:
+        monkeypatch.setenv("QKV_DEBUG", "1")
+    install(monkeypatch, ScriptedLLM([KeyError("shape")]))
+    assert execute(["run", "hi"]) == 70
+    err = capsys.readouterr().err
+    if debug:
+        assert "Traceback" in err and err.endswith("KeyError: 'shape'\n")
+    else:
+        expected = "qkv: KeyError: 'shape': this is a defect in qkv; run it again with QKV_DEBUG=1 to see where\n"
+        assert err == expected
+
+
+def test_a_full_disk_is_an_error_not_a_success(llm: ScriptedLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("needs /dev/full")
+    with pytest.MonkeyPatch.context() as patch, full.open("w") as stream:
+        patch.setattr("sys.stdout", stream)
+        assert execute(["run", "hi"]) == 2
+    assert capsys.readouterr().err == "qkv: standard output cannot be written: No space left on device\n"
