@@ -1,6 +1,6 @@
 """The one way from generated ids to text, for streams and whole answers alike.
 
-    id → thinking or content → whole characters → newlines trimmed → stop strings (content only) → text
+    id → thinking or content → characters → newlines trimmed → stop strings (content only) → text
 
 What is still held at the end goes the same way, so a whole answer is the sum of its stream. End ids never come here: the
 engine keeps them.

@@ -1,0 +1,46 @@
+"""Tokenizers for the tests of `qkv.text`: a tiny one trained on the spot, and Qwen3's real one where it is present."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vocabularies import tiny_tokenizer_json
+
+from qkv.text.template import ChatTemplate
+from qkv.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained byte-level BPE of 300 tokens and the markers of Qwen3, as a tokenizer.json."""
+    path = tmp_path_factory.mktemp("tiny") / "tokenizer.json"
+    path.write_text(json.dumps(tiny_tokenizer_json()))
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_json: Path) -> Tokenizer:
+    return Tokenizer.from_file(tiny_json, {"eos_token": "<|im_end|>", "bos_token": "<|endoftext|>"})
+
+
+@pytest.fixture(scope="session")
+def qwen3_folder(shared: Path) -> Path:
+    return shared / "data" / "qwen3-tokenizer"
+
+
+@pytest.fixture(scope="session")
+def qwen3_config(qwen3_folder: Path) -> dict[str, Any]:
+    return json.loads((qwen3_folder / "tokenizer_config.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def qwen3(qwen3_folder: Path, qwen3_config: dict[str, Any]) -> Tokenizer:
+    return Tokenizer.from_file(qwen3_folder / "tokenizer.json", qwen3_config)
+
+
+@pytest.fixture(scope="session")
+def qwen3_template(qwen3_config: dict[str, Any]) -> ChatTemplate:
+    return ChatTemplate(qwen3_config["chat_template"], bos_token=None, eos_token="<|im_end|>", name="qwen3")

@@ -1,0 +1,53 @@
+"""Thinking and answer are told apart by id, starting from the prompt's end."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.text.thinking import NewlineTrim, ThinkingSplit
+
+OPEN, CLOSE, END, A, B = 7, 8, 9, 1, 2
+
+
+def kinds(prompt, ids, *, open_id=OPEN, close_id=CLOSE, turns=(END,)):
+    split = ThinkingSplit(open_id, close_id, prompt, turns)
+    return [event[0][0] if event else "-" for event in map(split.push, ids)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids", "expected"),
+    [
+        ([A], [A, B], "cc"),  # a model that answers at once
+        ([A], [OPEN, A, CLOSE, B], "-t-c"),  # it opens thinking itself
+        ([A, OPEN, B], [A, CLOSE, B], "t-c"),  # the prompt opened it
+        ([A, OPEN, B], [A, B], "tt"),  # cut off while thinking
+        ([OPEN, A, CLOSE, B], [A], "c"),  # thinking turned off: the prompt holds a closed block
+        ([OPEN, A, END, B], [A], "c"),  # a block left open in an earlier turn
+        ([A], [CLOSE, A], "-c"),  # a stray closing marker
+        ([], [OPEN, A, CLOSE, B, OPEN, A, CLOSE, B], "-t-c-t-c"),
+        ([], [OPEN, OPEN, A, CLOSE, CLOSE, B], "--t--c"),
+    ],
+)
+def test_the_kind_of_each_id(prompt, ids, expected):
+    assert kinds(prompt, ids) == list(expected)
+
+
+@pytest.mark.parametrize(("open_id", "close_id"), [(None, None), (OPEN, None), (None, CLOSE)])
+def test_without_both_markers_everything_is_content(open_id, close_id):
+    assert kinds([OPEN], [OPEN, A, CLOSE], open_id=open_id, close_id=close_id) == list("ccc")
+
+
+@given(st.lists(st.sampled_from([OPEN, CLOSE, END, A, B])), st.lists(st.sampled_from([OPEN, CLOSE, A, B])))
+def test_markers_vanish_and_every_other_id_comes_out_once(prompt, ids):
+    split = ThinkingSplit(OPEN, CLOSE, prompt, (END,))
+    events = [event for event in map(split.push, ids) if event]
+    assert [id for _, id in events] == [id for id in ids if id not in (OPEN, CLOSE)]
+
+
+@given(st.lists(st.text("\na ", max_size=5)))
+def test_trimming_a_stream_is_stripping_the_whole(pieces):
+    both, left = NewlineTrim(both=True), NewlineTrim(both=False)
+    assert "".join(map(both.push, pieces)) == "".join(pieces).strip("\n")
+    assert "".join(map(left.push, pieces)) == "".join(pieces).lstrip("\n")
