@@ -260,6 +260,30 @@ def _emit_store(context: Any, builder: Any, array: Any, value: Any, index: Any, 
         store_here()
 
 
+def emit_store(context: Any, builder: Any, array: Any, value: Any, index: Any, vector: Any) -> None:
+    """Write an LLVM vector from `array[index]` on, wherever it is aligned."""
+
+    def store_here() -> None:
+        written = builder.store(vector, element_pointer(context, builder, array, value, index, vector.type))
+        written.align = 1
+
+    if not CHECKED:
+        store_here()
+        return
+    size = context.get_abi_sizeof(vector.type)
+    with builder.if_then(_inside(context, builder, array, value, index, size)):
+        store_here()
+
+
+def emit_store_lanes(context: Any, builder: Any, array: Any, value: Any, index: Any, vector: Any, count: Any) -> None:
+    """Write the first `count` lanes of an LLVM vector from `array[index]` on."""
+    for lane in range(vector.type.count):
+        number = _i64(lane)
+        with builder.if_then(builder.icmp_signed("<", number, count)):
+            part = shuffle(builder, vector, [lane])
+            emit_store(context, builder, array, value, builder.add(index, number), part)
+
+
 @any_intrinsic
 def store(typing: Any, array: Any, index: Any, vector: Any) -> Any:
     """`store(array, i, vector)`: write the vector's lanes from array[i] on."""
@@ -267,7 +291,7 @@ def store(typing: Any, array: Any, index: Any, vector: Any) -> Any:
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        _emit_store(context, builder, array, values[0], values[1], values[2], vector.bytes)
+        emit_store(context, builder, array, *values)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, vector), codegen
@@ -280,33 +304,10 @@ def store_lanes(typing: Any, array: Any, index: Any, vector: Any, count: Any) ->
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        for lane in range(vector.lanes):
-            number = _i64(lane)
-            with builder.if_then(builder.icmp_signed("<", number, values[3])):
-                at = builder.add(values[1], number)
-                good = _inside(context, builder, array, values[0], at, 1) if CHECKED else ir.IntType(1)(1)
-                with builder.if_then(good):
-                    part = builder.extract_element(values[2], ir.IntType(32)(lane))
-                    builder.store(part, element_pointer(context, builder, array, values[0], at, vector.scalar))
+        emit_store_lanes(context, builder, array, *values)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, vector, types.intp), codegen
-
-
-@any_intrinsic
-def store_every(typing: Any, array: Any, index: Any, step: Any, vector: Any) -> Any:
-    """`store_every(array, i, step, vector)`: write the lanes apart, lane l at array[i + l·step] (a column, say)."""
-    if not is_flat(array) or not isinstance(vector, Vector) or not isinstance(index, types.Integer):
-        return None
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        for lane in range(vector.lanes):
-            at = builder.add(values[1], builder.mul(values[2], _i64(lane)))
-            scalar = builder.extract_element(values[3], ir.IntType(32)(lane))
-            _emit_store(context, builder, array, values[0], at, scalar, vector.bytes // vector.lanes)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, types.intp, vector), codegen
 
 
 @any_intrinsic

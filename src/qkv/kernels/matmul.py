@@ -1,0 +1,186 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+"""Products of packed weights and activations: out[t, row] = Σ_k W[row, k] · x[t, k] for any number of tokens t.
+
+The unit of work is a block of 8 rows, one for each lane of a vector; threads take ranges of blocks. A block meets the
+tokens in tiles of a few at a time, so its weights come from memory once and stay in the nearest cache.
+
+Activations of int8 and int4 weights are themselves quantized, once per input: in groups of 32 to int8 with a float32
+scale, and the integer sum of each group (`quantize_groups`). With Q the weights' integers and X the activations':
+
+    acc = fma(float(Σ Q·X), d · xs, acc)        groups in index order; for int4, Σ (Q-8)·X = Σ Q·X - 8·Σ X
+    acc = fma(m, xs · ΣX, acc)                  then, where the format has a minimum
+
+The integer sums are exact, however they are computed. f32 and bf16 weights meet float32 activations, one `fma` per
+column in index order. So an output number has the same bits whatever the tile, the range of rows or the other tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from qkv.kernels import simd
+from qkv.kernels.formats import BF16, F32, FORMATS, GROUP, INT4, INT4M, INT8, ROWS
+from qkv.kernels.jit import kernel
+from qkv.kernels.simd import f32x8, load, store
+from qkv.kernels.tiles import DENSE_STEP, dense_step, group_step, store_tile, zeros
+
+TOKEN_CHUNK = 64
+"""Tokens that meet all of a range's blocks before the next tokens do: their activations stay in the second cache."""
+
+# Blocks × tokens of a tile. An output of f32 or bf16 is one long chain of dependent sums, so these take several blocks.
+_BLOCKS = {F32: 4, BF16: 4, INT8: 1, INT4: 1, INT4M: 1}
+_TOKENS = 4
+
+
+def uncounted(compiled: Any) -> Any:
+    """A kernel without reference counting: its arrays belong to the step's caller for as long as the step runs.
+
+    Numba would count them up and down at each call of a kernel by a kernel, in memory that all threads write to.
+    """
+    compiled.targetoptions["_nrt"] = False
+    return compiled
+
+
+def inlined(compiled: Any) -> Any:
+    """An uncounted kernel that becomes a part of its caller, where LLVM sees that it cannot fail."""
+    compiled.targetoptions["forceinline"] = True
+    return uncounted(compiled)
+
+
+@uncounted
+@kernel
+def quantize_groups(x, x_at, xq, xs, xsum, first, end):
+    """Quantize groups first … end-1 of the activations x[x_at:] (float32, [T, columns padded to 32], contiguous).
+
+    Group i is x[x_at + 32i …]: for d = max|x| / 127, xq[32i …] = x · (1/d) rounded to nearest even (int8, in ±127),
+    xs[i] = d (float32) and xsum[i] = Σ xq (int32). A group so small that d is no normal number gives zeros. Where x is
+    infinite or not a number, so is xs.
+    """
+    for i in range(first, end):
+        at = x_at + i * GROUP
+        # The bits of magnitudes are in the order of the magnitudes, and not-a-number is the largest.
+        bits = simd.as_bits(simd.absolute(load(f32x8, x, at)))
+        for part in range(1, 4):
+            bits = simd.maximum(simd.as_bits(simd.absolute(load(f32x8, x, at + 8 * part))), bits)
+        largest = simd.as_float(simd.splat_i32(simd.max_lanes_i32(bits)))
+        zero = simd.splat(np.float32(0))
+        d = simd.divide(largest, simd.splat(np.float32(127)))
+        small = simd.less(d, simd.splat(np.float32(2.0**-126)))
+        inverse = simd.select(small, zero, simd.divide(simd.splat(np.float32(1)), d))
+        total = simd.splat_i32(0)
+        for part in range(4):
+            q = simd.round_to_int(simd.multiply(load(f32x8, x, at + 8 * part), inverse))
+            store(xq, i * GROUP + 8 * part, simd.narrow(q))
+            total = simd.add(total, q)
+        simd.store_lanes(xs, i, simd.select(small, zero, d), 1)
+        simd.store_lanes(xsum, i, simd.splat_i32(simd.sum_lanes_i32(total)), 1)
+
+
+@cache
+def matmul_for(formats: Iterable[str]) -> Callable[..., Any]:
+    """The product kernel for matrices of these formats (a frozenset or tuple of names); no other is compiled.
+
+    The kernel is `matmul(arena, matrix, x, x_at, xq, xs, xsum, out, out_at, out_stride, tokens, first, end)`. It
+    computes blocks first … end-1 (8 rows each) for all tokens, and writes out[out_at + t·out_stride + row].
+
+    arena, matrix: the weights and their `MATRIX` record.
+    x: float32; the input of `f32` and `bf16` matrices is x[x_at:], [tokens, columns padded to 32 with zeros].
+    xq, xs, xsum: what `quantize_groups` made of it; the input of the other formats. All arrays are flat.
+    """
+    names = frozenset(formats)
+    has_f32, has_bf16 = "f32" in names, "bf16" in names
+    has_int8, has_int4, has_int4m = "int8" in names, "int4" in names, "int4m" in names
+    f32_blocks, bf16_blocks, int8_blocks, int4_blocks, int4m_blocks = (_product(kind) for kind in FORMATS.values())
+
+    @uncounted
+    @kernel
+    def matmul(arena, matrix, x, x_at, xq, xs, xsum, out, out_at, out_stride, tokens, first, end):
+        kind = matrix.format
+        # A branch on a constant: Numba removes the unused ones before it compiles what they call.
+        if has_f32 and kind == F32:
+            f32_blocks(arena, matrix, x, x_at, xq, xs, xsum, out, out_at, out_stride, tokens, first, end)
+        if has_bf16 and kind == BF16:
+            bf16_blocks(arena, matrix, x, x_at, xq, xs, xsum, out, out_at, out_stride, tokens, first, end)
+        if has_int8 and kind == INT8:
+            int8_blocks(arena, matrix, x, x_at, xq, xs, xsum, out, out_at, out_stride, tokens, first, end)
+        if has_int4 and kind == INT4:
+            int4_blocks(arena, matrix, x, x_at, xq, xs, xsum, out, out_at, out_stride, tokens, first, end)
+        if has_int4m and kind == INT4M:
+            int4m_blocks(arena, matrix, x, x_at, xq, xs, xsum, out, out_at, out_stride, tokens, first, end)
+
+    return matmul
+
+
+@cache
+def _product(fmt: int) -> Any:
+    """The kernel for blocks of one format."""
+    tile = _dense_tile(fmt) if fmt in (F32, BF16) else _quantized_tile(fmt)
+    n_blocks, n_tokens = _BLOCKS[fmt], _TOKENS
+
+    @inlined
+    @kernel
+    def product(arena, matrix, x, x_at, xq, xs, xsum, out, out_at, out_stride, tokens, first, end):
+        for chunk in range(0, tokens, TOKEN_CHUNK):
+            chunk_end = min(chunk + TOKEN_CHUNK, tokens)
+            block = first
+            while block < end:
+                wide = end - block >= n_blocks
+                token = chunk
+                while token < chunk_end:
+                    many = chunk_end - token >= n_tokens
+                    at = out_at + token * out_stride + block * ROWS
+                    if wide and many:
+                        acc = zeros(n_blocks, n_tokens)
+                        tile(acc, arena, matrix, block, x, x_at, xq, xs, xsum, token, out, at, out_stride)
+                    elif wide:
+                        acc1 = zeros(n_blocks, 1)
+                        tile(acc1, arena, matrix, block, x, x_at, xq, xs, xsum, token, out, at, out_stride)
+                    else:
+                        acc11 = zeros(1, 1)
+                        tile(acc11, arena, matrix, block, x, x_at, xq, xs, xsum, token, out, at, out_stride)
+                    token += n_tokens if wide and many else 1
+                block += n_blocks if wide else 1
+
+    return product
+
+
+def _quantized_tile(fmt: int) -> Any:
+    quant_bytes = GROUP * ROWS if fmt == INT8 else GROUP * ROWS // 2
+
+    @inlined
+    @kernel
+    def tile(acc, arena, matrix, block, x, x_at, xq, xs, xsum, token, out, at, out_stride):
+        """All groups of a tile of the size of `acc`, in index order."""
+        groups = matrix.groups
+        quants = matrix.quants + block * groups * quant_bytes
+        scales = matrix.scales + block * groups * (2 * ROWS)
+        minimums = matrix.minimums + block * groups * (2 * ROWS)
+        for g in range(groups):
+            acc = group_step(
+                fmt, acc, arena, quants + g * quant_bytes, scales + g * (2 * ROWS), minimums + g * (2 * ROWS),
+                xq, xs, xsum, token * groups + g, groups,
+            )  # fmt: skip
+        store_tile(acc, out, at, out_stride, matrix.rows - block * ROWS)
+
+    return tile
+
+
+def _dense_tile(fmt: int) -> Any:
+    column_bytes = ROWS * (4 if fmt == F32 else 2)
+
+    @inlined
+    @kernel
+    def tile(acc, arena, matrix, block, x, x_at, xq, xs, xsum, token, out, at, out_stride):
+        """All columns of a tile of the size of `acc`, in index order."""
+        groups = matrix.groups
+        quants = matrix.quants + block * groups * (GROUP * column_bytes)
+        x_at += token * groups * GROUP
+        for k in range(0, groups * GROUP, DENSE_STEP):
+            acc = dense_step(fmt, acc, arena, quants + k * column_bytes, x, x_at + k, groups)
+        store_tile(acc, out, at, out_stride, matrix.rows - block * ROWS)
+
+    return tile

@@ -1,0 +1,231 @@
+"""Products against NumPy in float64, and the same bits from every tile, range of rows, mode and processor."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+from numba.core.caching import NullCache
+
+from qkv.kernels import formats, matmul, packing
+from qkv.kernels.matmul import TOKEN_CHUNK, matmul_for, quantize_groups
+
+FORMATS = list(formats.FORMATS)
+TOKENS = (1, 2, 3, 5, 8, 15, 16, 17, 33)
+
+
+def normal(*shape, seed=0, scale=2.0):
+    """Normal numbers whose scale differs from group to group of 32 in the last dimension."""
+    rng = np.random.default_rng(seed)
+    groups = np.exp(rng.normal(scale=scale, size=(*shape[:-1], -(-shape[-1] // 32))))
+    values: np.ndarray = rng.normal(size=shape) * np.repeat(groups, 32, axis=-1)[..., : shape[-1]]
+    return values.astype(np.float32)
+
+
+def quantized(x):
+    """x [T, K padded to 32] → xq, xs, xsum, flat."""
+    groups = x.size // 32
+    xq, xs, xsum = np.zeros(x.size, np.int8), np.zeros(groups, np.float32), np.zeros(groups, np.int32)
+    quantize_groups(x.reshape(-1), 0, xq, xs, xsum, 0, groups)
+    return xq, xs, xsum
+
+
+def product(arena, matrix, x, ranges=None):
+    """The kernel's out [T, rows], with a margin around it that must stay as it is."""
+    tokens, rows = len(x), int(matrix["rows"])
+    stride = rows + 5
+    out = np.full(3 + tokens * stride, np.float32(-77))
+    kernel = matmul_for(tuple(FORMATS))
+    shifted = np.concatenate([np.full(7, np.nan, np.float32), x.reshape(-1)])
+    for first, end in ranges or [(0, int(matrix["blocks"]))]:
+        kernel(arena, matrix, shifted, 7, *quantized(x), out, 3, stride, tokens, first, end)
+    table = out[3:].reshape(tokens, stride)
+    assert (out[:3] == -77).all() and (table[:, rows:] == -77).all()
+    return table[:, :rows]
+
+
+def padded(x):
+    return np.ascontiguousarray(np.pad(x, ((0, 0), (0, -x.shape[1] % 32))))
+
+
+def used_activations(fmt, x):
+    """What the product's activations stand for, in float64."""
+    if fmt in ("f32", "bf16"):
+        return x.astype(np.float64)
+    xq, xs, _ = quantized(x)
+    return (xq.reshape(-1, 32) * xs.astype(np.float64)[:, None]).reshape(x.shape)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("shape", [(13, 96), (72, 50), (8, 32), (1, 1)])
+def test_products_are_those_of_numpy(fmt, shape):
+    w, x = normal(*shape), padded(normal(max(TOKENS), shape[1], seed=1))
+    arena, matrix = packing.quantize(w, fmt)
+    weights = np.pad(formats.unpack(arena, matrix), ((0, 0), (0, -shape[1] % 32))).astype(np.float64)
+    inputs = used_activations(fmt, x)
+    want = inputs @ weights.T
+    # Each rounding of a running sum is at most half an ulp of what the magnitudes add up to.
+    magnitude = np.abs(inputs) @ np.abs(weights).T
+    if fmt == "int4m":
+        magnitude += np.abs(inputs).sum(1, keepdims=True) * np.abs(weights).max() * 8  # d·q and m nearly cancel
+    roundings = shape[1] + 2 if fmt in ("f32", "bf16") else 2 * (shape[1] // 32 + 1) + 2
+    for tokens in TOKENS:
+        got = product(arena, matrix, x[:tokens])
+        assert (np.abs(got - want[:tokens]) <= roundings * 2.0**-24 * magnitude[:tokens]).all()
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_token_alone_gives_the_bits_of_a_batch(fmt):
+    arena, matrix = packing.quantize(normal(45, 160), fmt)
+    x = normal(TOKEN_CHUNK + 7, 160, seed=2)
+    together = product(arena, matrix, x)
+    for tokens in TOKENS:
+        np.testing.assert_array_equal(product(arena, matrix, x[:tokens]), together[:tokens])
+    alone = np.concatenate([product(arena, matrix, row[None]) for row in x])
+    np.testing.assert_array_equal(alone, together)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_any_split_of_the_rows_gives_the_same_bits(fmt):
+    arena, matrix = packing.quantize(normal(77, 64), fmt)
+    x = normal(9, 64, seed=3)
+    whole = product(arena, matrix, x)
+    for ranges in ([(i, i + 1) for i in range(10)], [(5, 10), (0, 5)], [(0, 3), (9, 10), (3, 9)]):
+        np.testing.assert_array_equal(product(arena, matrix, x, ranges), whole)
+
+
+@pytest.mark.parametrize("fmt", ["int8", "int4", "int4m"])
+def test_sums_are_in_the_order_of_the_contract(fmt):
+    """acc = fma(float(Σ Q·X), d·xs, acc), then fma(m, xs·ΣX, acc): every rounding, from float64 of exact products."""
+    arena, matrix = packing.quantize(normal(24, 256), fmt)
+    x = normal(3, 256, seed=4)
+    xq, xs, xsum = (part.reshape(3, 8, -1) for part in quantized(x))
+    blocks = 3
+    scales = arena[int(matrix["scales"]) :][: blocks * 8 * 16].view(np.float16).reshape(blocks, 8, 8)
+    scales = scales.transpose(0, 2, 1).reshape(24, 8).astype(np.float32)
+    weights = formats.unpack(arena, matrix).reshape(24, 8, 32).astype(np.float64)
+    minimums = np.zeros((24, 8))
+    if fmt == "int4m":
+        minimums = arena[int(matrix["minimums"]) :][: blocks * 8 * 16].view(np.float16).reshape(blocks, 8, 8)
+        minimums = minimums.transpose(0, 2, 1).reshape(24, 8).astype(np.float64)
+    with np.errstate(all="ignore"):
+        q = np.nan_to_num(np.rint((weights - minimums[..., None]) / scales[..., None]))
+    acc = np.zeros((3, 24), np.float32)
+    for g in range(8):
+        dots = np.einsum("rk,tk->tr", q[:, g], xq[:, g].astype(np.float64))
+        scale = (scales[:, g][None] * xs[:, g]).astype(np.float32)
+        acc = (dots * scale.astype(np.float64) + acc).astype(np.float32)
+        if fmt == "int4m":
+            total = (xs[:, g] * xsum[:, g].astype(np.float32)).astype(np.float32)
+            acc = (minimums[:, g][None] * total.astype(np.float64) + acc).astype(np.float32)
+    np.testing.assert_array_equal(product(arena, matrix, x), acc)
+
+
+def test_extreme_bytes_do_not_overflow():
+    """Q8_0 files may hold -128, Q4_0 blocks may hold the same nibble 32 times; activations reach ±127."""
+    x = np.tile(np.array([[127.0], [-127.0]], np.float32), (1, 64))
+    cases = (("int8", "Q8_0", 0x80), ("int8", "Q8_0", 0x7F), ("int4", "Q4_0", 0xFF), ("int4", "Q4_0", 0))
+    for fmt, kind, byte in cases:
+        blocks = np.full((8, 2, 34 if fmt == "int8" else 18), byte, np.uint8)
+        blocks[..., :2] = np.array([1.0], np.float16).view(np.uint8)
+        blocks = blocks.reshape(8, -1)
+        arena, matrix = np.zeros(formats.packed_bytes(fmt, 8, 64), np.uint8), formats.place(fmt, 8, 64)
+        packing.pack_gguf(arena, matrix, 0, blocks)
+        weights = dequantize(blocks, getattr(GGMLQuantizationType, kind))
+        np.testing.assert_array_equal(product(arena, matrix, x), x @ weights.T)
+
+
+def numpy_quantization(x):
+    groups = x.reshape(-1, 32)
+    with np.errstate(all="ignore"):
+        d = np.abs(groups).max(1) / np.float32(127)
+        d[d < np.float32(2.0**-126)] = 0
+        inverse = np.where(d == 0, np.float32(0), np.float32(1) / d)
+    q = np.clip(np.rint(groups * inverse[:, None]), -127, 127).astype(np.int8)
+    return q.reshape(-1), d, q.astype(np.int32).sum(1)
+
+
+def test_activation_quantization_is_that_of_numpy():
+    x = normal(64, 256, seed=5, scale=20)
+    x[0, :32], x[1, :32], x[2, :32] = 0, 1e-42, -3.4e38
+    x[3, :32] = np.arange(-16, 16) + 0.5  # ties, after scaling by a power of two
+    x[3, 0] = 127
+    x[4, :64] *= np.float32(2.0**-120)
+    for got, want in zip(quantized(x), numpy_quantization(x), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_activations_that_are_not_finite_stay_so():
+    x = np.ones((3, 64), np.float32)
+    x[0, 5], x[1, 40], x[2, 0] = np.nan, np.inf, -np.inf
+    _, xs, _ = quantized(x)
+    assert not np.isfinite(xs.reshape(3, 2)[[0, 1, 2], [0, 1, 0]]).any()
+    arena, matrix = packing.quantize(normal(8, 64), "int8")
+    assert not np.isfinite(product(arena, matrix, x)).any()
+
+
+def test_no_reference_is_counted_and_nothing_raises():
+    from purity import assert_pure
+
+    arena, matrix = packing.quantize(normal(8, 32), "int4")
+    x, out = normal(1, 32), np.zeros(8, np.float32)
+    arguments = (arena, matrix, x.reshape(-1), 0, *quantized(x), out, 0, 8, 1, 0, 1)
+    assert_pure(matmul_for(tuple(FORMATS)), *arguments)
+    assert_pure(quantize_groups, x.reshape(-1), 0, *quantized(x), 0, 1)
+
+
+def test_only_the_formats_asked_for_are_compiled():
+    matmul._product.cache_clear()
+    kernel = matmul_for.__wrapped__(("int8",))
+    arena, matrix = packing.quantize(normal(8, 32), "int8")
+    x, out = normal(1, 32), np.zeros(8, np.float32)
+    arguments = (arena, matrix, x.reshape(-1), 0, *quantized(x), out, 0, 8, 1, 0, 1)
+    kernel._cache = NullCache()  # a stored kernel would compile nothing at all
+    kernel(*arguments)
+    compiled = {fmt for fmt, kind in formats.FORMATS.items() if matmul._product(kind).overloads}
+    assert compiled == {"int8"}
+    np.testing.assert_array_equal(out, product(arena, matrix, x)[0])
+
+
+def digest() -> str:
+    """A hash of products in every format; run in other modes and for other processors by the test below."""
+    everything = hashlib.sha256()
+    for fmt in FORMATS:
+        arena, matrix = packing.quantize(normal(45, 192, seed=6), fmt)
+        everything.update(arena.tobytes())
+        everything.update(product(arena, matrix, normal(23, 192, seed=7)).tobytes())
+        everything.update(formats.unpack(arena, matrix).tobytes())
+    return everything.hexdigest()
+
+
+MODES = {
+    "portable": {"QKV_SIMD": "portable"},
+    "checked": {"QKV_SIMD": "checked"},
+    "AVX2 without VNNI": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c,+bmi,+bmi2"},
+    "generic processor": {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_gives_the_same_bits(mode):
+    if "haswell" in str(MODES[mode]):
+        simd = pytest.importorskip("qkv.kernels.simd")
+        if not simd.HAS_AVX2:
+            pytest.skip("this processor has no AVX2")
+    result = subprocess.run(
+        [sys.executable, "-c", "import test_matmul as t, qkv.kernels.simd as s; print(t.digest(), s.faults())"],
+        env={**os.environ, **MODES[mode]},
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == [digest(), "0"]
