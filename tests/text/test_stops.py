@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -32,7 +34,7 @@ def run(pieces, stops):
 @example("ababac", ["abac"], [1, 2, 3, 4, 5])
 def test_the_result_is_the_definition_wherever_the_text_is_cut(text, stops, cuts):
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(edges)]
     assert run(pieces, stops) == naive(text, stops)
 
 

@@ -2,8 +2,8 @@
 
     id → thinking or content → characters → newlines trimmed → stop strings (content only) → text
 
-What is still held at the end goes the same way, so a whole answer is the sum of its stream. End ids never come here: the
-engine keeps them.
+What is still held at the end goes the same way, so a whole answer is the sum of its stream. End ids never come here:
+the engine keeps them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,7 @@ class OutputPipeline:
     def __init__(self, tokenizer: Tokenizer, stops: str | Sequence[str] | None, split: ThinkingSplit) -> None:
         self._stops = StopStrings(stops)
         self._split = split
-        # Each kind has its own decoder: bytes of one can never complete a character of the other.
-        self._decoders: dict[Kind, Detokenizer] = {
-            "thinking": Detokenizer(tokenizer),
-            "content": Detokenizer(tokenizer),
-        }
+        self._detokenizer = Detokenizer(tokenizer)
         self._thinking_trim = NewlineTrim(both=True)
         self._content_trim = NewlineTrim(both=False) if split.after_thinking else None
 
@@ -48,18 +44,16 @@ class OutputPipeline:
         event = self._split.push(id)
         if event is not None:
             kind, id = event
-            return self._emit(kind, self._decoders[kind].push(id))
-        if self._split.kind == before:
-            return Delta()
-        delta = self._emit(before, self._decoders[before].finish())
-        if before == "thinking":
+            return self._emit(kind, self._detokenizer.push(id))
+        delta = self._emit(before, self._detokenizer.finish())  # no character goes on across a marker
+        if self._split.kind == "content":  # so it was the closing one
             self._content_trim = NewlineTrim(both=False)
         return delta
 
     def finish(self) -> Delta:
         """The rest: unfinished characters as U+FFFD, and what looked like the start of a stop string."""
         kind = self._split.kind
-        delta = self._emit(kind, self._decoders[kind].finish())
+        delta = self._emit(kind, self._detokenizer.finish())
         if delta.stopped:
             return delta
         return Delta(content=delta.content + self._stops.finish(), thinking=delta.thinking)
