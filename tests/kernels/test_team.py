@@ -296,6 +296,7 @@ def test_one_team_per_process():
     assert team_module._team is team()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_has_a_team_of_its_own():
     arrays = three_phase_arrays(100)

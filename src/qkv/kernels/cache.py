@@ -91,7 +91,7 @@ def _find_directory() -> Path | None:
         return chosen
     user = os.getuid() if hasattr(os, "getuid") else "user"
     fallback = Path(tempfile.gettempdir()) / f"qkv-kernels-{user}"
-    if _is_private(fallback) and _is_usable(fallback / fingerprint()):
+    if _is_usable(fallback) and _is_usable(fallback / fingerprint()):
         _prune(fallback / fingerprint())
         return fallback / fingerprint()
     try:
@@ -101,26 +101,19 @@ def _find_directory() -> Path | None:
 
 
 def _is_usable(path: Path) -> bool:
-    """Whether `path` could be made and written to; loading unpickles, so nobody else may write there."""
+    """Whether `path` could be made, is written to by this user alone (loading a kernel unpickles it), and can be."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode):
+            return False
+        if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o022):
+            return False
         os.utime(path)
         tempfile.TemporaryFile(dir=path).close()
-        return not hasattr(os, "getuid") or path.stat().st_uid == os.getuid()
     except OSError:
         return False
-
-
-def _is_private(path: Path) -> bool:
-    """Whether `path`, in a folder everybody writes to, is a real folder of this user that nobody else may enter."""
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
-    except OSError:
-        return False
-    if not stat.S_ISDIR(found.st_mode):
-        return False
-    return not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o077)
+    return True
 
 
 def _prune(current: Path) -> None:
