@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlparse
+from urllib.parse import unquote, urlparse
 
 import pytest
 
@@ -74,7 +74,7 @@ class HubHandler(Handler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        path = urlparse(self.path).path.strip("/")
+        path = unquote(urlparse(self.path).path).strip("/")
         parts = path.removeprefix("api/models/").split("/")
         repo, rest = "/".join(parts[:2]), parts[2:]
         files = self.server.repos.get(repo)

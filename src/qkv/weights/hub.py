@@ -10,6 +10,7 @@ import glob
 import io
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,29 +86,26 @@ def fetch(repo: str, file: str | None = None, progress: Progress = silent) -> Pa
 
 def list_cached() -> Iterator[tuple[str, Path, int]]:
     """(hub id, folder, bytes on disk) of each cached model that qkv could load."""
-    for repo in _cached_repos():
-        newest = max(
-            repo.revisions, key=lambda revision: ("main" in revision.refs, revision.last_modified), default=None
-        )
-        if newest is not None and _is_loadable(newest.snapshot_path):
+    info = _cache()
+    for repo in info.repos if info else ():
+        newest = max(repo.revisions, key=lambda found: ("main" in found.refs, found.last_modified), default=None)
+        if repo.repo_type == "model" and newest is not None and _is_loadable(newest.snapshot_path):
             yield repo.repo_id, newest.snapshot_path, repo.size_on_disk
 
 
 def remove(repo: str) -> int:
     """Delete the repository from the hub's cache; returns the bytes freed, 0 if it is not there."""
-    import huggingface_hub as hf
-
-    hashes = [
-        revision.commit_hash for found in _cached_repos() if found.repo_id == repo for revision in found.revisions
-    ]
-    if not hashes:
+    info = _cache()
+    found = [cached for cached in info.repos if cached.repo_type == "model" and cached.repo_id == repo] if info else []
+    if not found:
         return 0
+    # Revisions are deleted by commit, and a copied repository has the same commits: show it this repository alone.
+    strategy = replace(info, repos=frozenset(found)).delete_revisions(*(rev.commit_hash for rev in found[0].revisions))
     try:
-        strategy = hf.scan_cache_dir().delete_revisions(*hashes)
         strategy.execute()
     except OSError as error:
         raise CacheError(f"{repo}: cannot be removed from the hub's cache ({error.strerror or error})") from error
-    return strategy.expected_freed_size
+    return int(strategy.expected_freed_size)
 
 
 def choose_files(name: str, files: Iterable[str], file: str | None) -> list[str]:
@@ -154,13 +152,14 @@ def _is_loadable(folder: Path) -> bool:
         return False  # something else's damaged or odd config
 
 
-def _cached_repos() -> list[Any]:
+def _cache() -> Any:
+    """`huggingface_hub`'s description of its cache; None if there is no cache."""
     import huggingface_hub as hf
 
     try:
-        return [repo for repo in hf.scan_cache_dir().repos if repo.repo_type == "model"]
+        return hf.scan_cache_dir()
     except hf.CacheNotFound:
-        return []
+        return None
     except (OSError, ValueError) as error:
         raise CacheError(f"the hub's cache cannot be read ({' '.join(str(error).split())})") from error
 
@@ -212,7 +211,9 @@ def _explain(name: str, error: Exception) -> Exception:
     if isinstance(error, hf.errors.RepositoryNotFoundError):
         return ModelNotFoundError(f"the hub has no model {name}, or it is private and needs HF_TOKEN; {ELSEWHERE}")
     if isinstance(error, hf.errors.HfHubHTTPError):
-        return ModelNotFoundError(f"the hub refused {name}: {reason}; {ELSEWHERE}")
+        denied = error.response is not None and error.response.status_code in (401, 403)
+        hint = "check HF_TOKEN" if denied else "try again later"
+        return ModelNotFoundError(f"the hub refused {name} ({reason}); {hint}; {ELSEWHERE}")
     if isinstance(error, ValueError):
         return ModelNotFoundError(f"{name!r} is not a hub id: {reason}")
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
