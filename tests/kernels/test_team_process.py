@@ -51,7 +51,7 @@ def press_ctrl_c():
 def run(code, expected="", code_of_exit=0, error=""):
     """Run `code` after PREAMBLE; its standard output, its exit code and the last line of its standard error."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore:.*fork", "-c", PREAMBLE + textwrap.dedent(code)],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PREAMBLE + textwrap.dedent(code)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [SOURCE, HERE]))},
         capture_output=True,
         text=True,
