@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from vocabularies import tiny_tokenizer_json
 
@@ -24,6 +25,13 @@ def tiny_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_json: Path) -> Tokenizer:
     return Tokenizer.from_file(tiny_json, {"eos_token": "<|im_end|>", "bos_token": "<|endoftext|>"})
+
+
+@pytest.fixture(scope="session")
+def smollm2_keys(smollm2: Path) -> dict[str, Any]:
+    """The tokenizer's metadata in SmolLM2's GGUF file, read by the gguf package."""
+    fields = gguf.GGUFReader(smollm2).fields
+    return {name: field.contents() for name, field in fields.items() if name.startswith("tokenizer.")}
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,7 @@ USUAL = {
     "{% set x %}a{{ 1 }}{% endset %}{{ x | upper | indent(2, true) }}{% filter upper %}b{% endfilter %}": "  A1B",
     "{{ [3, 1, 2] | sort | first }}{{ [1, 2] + [3] }}{{ (1, 2) }}{{ {'a': [1.5]} }}": "1[1, 2, 3](1, 2){'a': [1.5]}",
     "{% for c in cycler('a', 'b').next() %}{{ c }}{% endfor %}{{ 7 // 2 }}{{ 2 ** 9 }}{{ -7 % 3 }}": "a35122",
-    "{{ 'a\nb' | trim | replace('a', 'c') | title }}{{ '  x ' | trim }}{{ 'abc'[1:] }}{{ 'a' in 'abc' }}": "C\nBxbcTrue",
+    "{{ 'a\nb' | trim | replace('a', 'c') | title }}{{ ' x ' | trim }}{{ 'abc'[1:] }}{{ 'a' in 'b' }}": "C\nBxbcFalse",
 }
 
 LAYOUT = """
@@ -115,11 +115,11 @@ def test_the_variables_of_a_template():
     template = compiled(source, bos_token="<s>")
     assert template.render(messages, thinking=False, tools=[{"a": 1}], x=2) == "<s>||True|False|[{'a': 1}]|2"
     assert template.render(messages, thinking=True, tools=[]) == "<s>||True|True|None|"
-    with pytest.raises(ParameterError, match="^thinking: "):
+    with pytest.raises(ParameterError, match=r"^thinking: "):
         template.render(messages, thinking=True, enable_thinking=False)
-    with pytest.raises(ParameterError, match="^tools: "):
+    with pytest.raises(ParameterError, match=r"^tools: "):
         template.render(messages, tools={"a": 1})
-    with pytest.raises(ParameterError, match="^x: must be made of JSON values"):
+    with pytest.raises(ParameterError, match=r"^x: must be made of JSON values"):
         template.render(messages, x=print)
 
 
@@ -130,7 +130,7 @@ def test_strftime_now_is_today():
 
 
 def test_a_refusal_has_the_templates_words():
-    with pytest.raises(TemplateError, match="^test: chat template: Roles must alternate$"):
+    with pytest.raises(TemplateError, match=r"^test: chat template: Roles must alternate$"):
         render("{{ raise_exception('Roles must\nalternate') }}")
 
 
@@ -142,7 +142,7 @@ def test_a_template_that_cannot_be_compiled_is_refused_at_once(source):
 
 @pytest.mark.parametrize("messages", [[turn("user", "a"), {"role": "x"}], [], None])
 def test_conversations_are_checked_first(messages):
-    with pytest.raises(ParameterError, match="^messages"):
+    with pytest.raises(ParameterError, match=r"^messages"):
         render("{{ messages[5].a.b }}", messages)
 
 
@@ -192,7 +192,8 @@ HOSTILE = {
     "tuple as key": growing("(ns.a, ns.a)") + "{{ {ns.a: 1} }}",
     "dict in dict": growing("dict(a=ns.a, b=ns.a)"),
     "dict literal": growing("{'a': ns.a, 'b': ns.a}"),
-    "list nesting": "{% set ns = namespace(a=[]) %}{% for i in range(99999) %}{% set ns.a = [ns.a] %}{% endfor %}{{ ns.a }}",
+    "list nesting": "{% for i in range(999) %}" + growing("[ns.a]", "[]") + "{% endfor %}",
+    "deep list": growing("[[[[[[[[[[[[[[[ns.a]]]]]]]]]]]]]]]", "[]").replace("99", "9999"),
     "replace filter": growing("ns.a | replace('a', 'aaab')"),
     "replace method": growing("ns.a.replace('', 'aaab')"),
     "join method": growing("ns.a.join([ns.a, ns.a, ns.a])"),
@@ -225,7 +226,8 @@ HOSTILE = {
     "sum of lists": "{{ ([[1] * 10] * 1000) | sum(start=[]) }}",
     "tojson indent": "{{ dict(a=1) | tojson(indent=10**9) }}",
     "tojson separators": "{{ [1, 2] | tojson(separators=('a' * 1000000, ':')) }}",
-    "tojson nesting": "{% set ns = namespace(a=[1] * 50000) %}{% for i in range(900) %}{% set ns.a = [ns.a] %}{% endfor %}"
+    "tojson nesting": "{% set ns = namespace(a=[1] * 9999) %}"
+    "{% for i in range(99) %}{% set ns.a = [ns.a] %}{% endfor %}"
     "{{ ns.a | tojson(indent=16) }}",
     "map center": "{{ range(99999) | map('string') | map('center', 99999) | list }}",
     "slow in": endless(" or ".join(["b in a"] * 200), LONG),
@@ -243,7 +245,7 @@ HOSTILE = {
     "lipsum": "{{ lipsum(10**9) }}",
     "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "attr filter": "{{ ''|attr('__class__')|attr('__mro__') }}{{ (''|attr('__class__')).x }}",
-    "map attribute": "{{ [''] | map(attribute='__class__') | map(attribute='x') | list }}{{ [''] | map(attribute='a.b.c') | list }}",
+    "map attribute": "{{ [''] | map(attribute='__class__') | map(attribute='x') | list }}",
     "self": "{{ self.__init__.__globals__ }}",
     "append": "{{ messages.append(1) }}",
     "encode": "{{ 'a'.encode().hex() }}",
@@ -268,12 +270,15 @@ HOSTILE = {
 CHILD = """
 import json, resource, sys
 from qkv.errors import TemplateError
+from qkv.text import budget
 from qkv.text.template import ChatTemplate
+budget.CPU_SECONDS = 0.2
 limit = 1 << 30
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 for name, source in json.load(sys.stdin).items():
     try:
-        result = ChatTemplate(source, bos_token=None, eos_token=None, name="evil").render([{"role": "user", "content": "hi"}])
+        template = ChatTemplate(source, bos_token=None, eos_token=None, name="evil")
+        result = template.render([{"role": "user", "content": "hi"}])
     except TemplateError as error:
         verdict = "refused" if "MemoryError" not in str(error) and "\\n" not in str(error) else str(error)
     else:
@@ -301,5 +306,6 @@ def test_hostile_templates_end_in_an_error():
 def test_long_conversations_render():
     messages = [turn("user" if n % 2 == 0 else "assistant", "text " * 2000) for n in range(400)]
     assert len(render(SMOLLM2, messages)) > 400 * 10_000
-    quadratic = "{% for m in messages %}{% for n in messages[:loop.index] %}{% if n.role == m.role %}{% endif %}{% endfor %}{% endfor %}x"
+    inner = "{% for n in messages[:loop.index] %}{% if n.role == m.role %}{% endif %}{% endfor %}"
+    quadratic = "{% for m in messages %}" + inner + "{% endfor %}x"
     assert render(quadratic, messages) == "x"

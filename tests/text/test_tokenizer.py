@@ -198,7 +198,7 @@ def test_a_wrong_config_value_is_refused_by_key(tiny_json, config, key):
 
 
 def test_long_lines_encode(tiny):
-    for text in ("a" * 10**6, " " * 10**6, "<" * 10**6, "e" + "\u0301" * 300_000):
+    for text in ("a" * 10**6, " " * 10**6, "<" * 200_000, "\u0301" * 100_000):
         assert tiny.decode(tiny.encode(text)) == text
 
 

@@ -23,7 +23,9 @@ STEP = 64
 class Budget:
     """What one rendering may still spend. Limits grow with the size of the conversation, so long ones render too."""
 
-    def __init__(self, given: object) -> None:
+    def __init__(self, given: object, stand_ins: frozenset[str] = frozenset()) -> None:
+        self.stand_ins = stand_ins
+        """Characters that stand for markers (see `disguise.py`) and must not be escaped."""
         size = weigh(given, None)
         self.value_limit = VALUE_BYTES + 8 * size
         self._left = TOTAL_BYTES + 64 * size

@@ -1,22 +1,24 @@
 """Marker text inside messages, disguised while a template runs.
 
 A template works on one string, in which its own `<|im_end|>` and one that a user typed look alike. So each marker that
-occurs in the conversation is replaced by one private-use character that occurs nowhere in it (nor in the template): not
-white space, equal to no other text, kept by `strip`, `split` and `tojson`. Any marker the template then writes is its
-own.
+occurs in the conversation is replaced by one character that occurs nowhere in it, nor in the template, and that no
+string method treats specially. Any marker the template then writes is its own.
+
+The characters are rare ideographs rather than private-use ones, because `repr` (a template that prints a dict) would
+escape the latter.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 from qkv.errors import ParameterError
 from qkv.text.tokenizer import Tokenizer
 
-PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+STAND_INS = range(0x20000, 0x2A6D7)
+"""CJK Extension B: 42,711 letters without case, decomposition or width, printable to Python."""
 
 
 class Disguise:
@@ -26,17 +28,20 @@ class Disguise:
         texts = list(_strings(variables))
         found = [marker for marker in tokenizer.marker_ids if any(marker in text for text in texts)]
         used = set(template_source).union(*texts) if found else set()
-        free = (chr(code) for code in chain(*PRIVATE_USE) if chr(code) not in used)
+        free = (chr(code) for code in STAND_INS if chr(code) not in used)
         self._shown = dict(zip(free, found, strict=False))
         if len(self._shown) < len(found):
-            raise ParameterError(
-                "messages: use every private-use character of Unicode, none is left to protect markers"
-            )
+            raise ParameterError("messages: use too many markers and too many rare characters to keep them apart")
         hidden = {marker: char for char, marker in self._shown.items()}
         control = {
             marker: char for marker, char in hidden.items() if tokenizer.marker_ids[marker] in tokenizer.special_ids
         }
         self._hidden, self._control = _Replacer(hidden), _Replacer(control)
+
+    @property
+    def stand_ins(self) -> frozenset[str]:
+        """The characters in use."""
+        return frozenset(self._shown)
 
     def hide_in(self, variables: dict[str, Any]) -> dict[str, Any]:
         """A copy of a template's variables with marker text disguised."""

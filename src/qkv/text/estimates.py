@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections.abc import Iterable
 from typing import Any
 
 from jinja2.exceptions import SecurityError
@@ -69,6 +70,21 @@ def expect_method(budget: Budget, owner: str, name: str, args: tuple[Any, ...], 
 
 def _expect_replace(budget: Budget, text: str, old: str = "", new: str = "", *rest: str) -> None:
     budget.expect(len(text) + (text.count(old) if old else len(text) + 1) * len(new))
+
+
+def expect_json(budget: Budget, value: Any, width: int) -> None:
+    """Indented JSON: every element may start with `width` characters per level around it."""
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        level = [child for item in level for child in _children(item)]
+    budget.expect(budget.weigh(value) // STEP * depth * width)
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 _PERCENT = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d+)?(?:\.(\*|\d+))?")

@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 import jinja2
 
 from qkv.errors import ParameterError, TemplateError
-from qkv.text.budget import Budget, run_within
+from qkv.text.budget import Budget, run_within, running
 from qkv.text.disguise import Disguise
+from qkv.text.estimates import expect_json
 from qkv.text.messages import normalize_messages, plain
 from qkv.text.sandbox import GuardedEnvironment
 from qkv.text.tokenizer import Tokenizer
@@ -80,9 +81,9 @@ class ChatTemplate:
         variables["add_generation_prompt"] = add_generation_prompt
         return variables
 
-    def _render(self, variables: dict[str, Any]) -> str:
+    def _render(self, variables: dict[str, Any], stand_ins: frozenset[str] = frozenset()) -> str:
         try:
-            return run_within(Budget(variables), lambda: self._template.render(variables))
+            return run_within(Budget(variables, stand_ins), lambda: self._template.render(variables))
         except Exception as error:
             raise self._error(error) from error
 
@@ -114,7 +115,7 @@ def encode_chat(
     """
     variables = template._variables(messages, tools, add_generation_prompt, thinking, extra)
     disguise = Disguise(tokenizer, variables, template.source)
-    rendered = template._render(disguise.hide_in(variables))
+    rendered = template._render(disguise.hide_in(variables), disguise.stand_ins)
     ids: list[int] = []
     for piece in tokenizer.segments(rendered):
         if isinstance(piece, int):
@@ -135,6 +136,15 @@ def tojson(
     width = len(indent) if isinstance(indent, str) else (indent or 0)
     if width > 16 or sum(map(len, separators or ())) > 16:
         raise jinja2.exceptions.SecurityError("tojson: indent and separators take at most 16 characters")
+    if width:
+        expect_json(running.get(), value, width)
+    stand_ins = running.get().stand_ins
+    if ensure_ascii and stand_ins:
+        # Escape like json.dumps, but for the characters whose text is still to come.
+        text = tojson(value, False, indent, separators, sort_keys)
+        return re.sub(
+            r"[^\x00-\x7e]", lambda char: char[0] if char[0] in stand_ins else json.dumps(char[0])[1:-1], text
+        )
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
