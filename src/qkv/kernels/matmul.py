@@ -31,8 +31,9 @@ from qkv.kernels.tiles import DENSE_STEP, dense_step, group_step, store_tile, ze
 TOKEN_CHUNK = 64
 """Tokens that meet all of a range's blocks before the next tokens do: their activations stay in the second cache."""
 
-# Blocks × tokens of a tile. An output of f32 or bf16 is one long chain of dependent sums, so these take several blocks.
-_BLOCKS = {F32: 4, BF16: 4, INT8: 1, INT4: 1, INT4M: 1}
+# Blocks × tokens of a tile: as many independent sums as the registers hold, since each waits for its predecessor. The
+# AVX2 form of the quantized products keeps more in registers than the VNNI form.
+_BLOCKS = {F32: 2, BF16: 2} | dict.fromkeys((INT8, INT4, INT4M), 2 if simd.HAS_VNNI else 1)
 _TOKENS = 4
 
 
