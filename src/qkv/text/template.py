@@ -116,6 +116,8 @@ def encode_chat(
     variables = template._variables(messages, tools, add_generation_prompt, thinking, extra)
     disguise = Disguise(tokenizer, variables, template.source)
     rendered = template._render(disguise.hide_in(variables), disguise.stand_ins)
+    if not disguise.stand_ins:
+        return tokenizer.encode(rendered, markers=True)
     ids: list[int] = []
     for piece in tokenizer.segments(rendered):
         if isinstance(piece, int):
