@@ -179,6 +179,7 @@ def test_no_reference_is_counted_and_nothing_raises():
     arguments = (arena, matrix, x.reshape(-1), 0, *quantized(x), out, 0, 8, 1, 0, 1)
     assert_pure(matmul_for(tuple(FORMATS)), *arguments)
     assert_pure(quantize_groups, x.reshape(-1), 0, *quantized(x), 0, 1)
+    assert_pure(formats.dequantize_row, arena, matrix, 3, out, 0)
 
 
 def test_only_the_formats_asked_for_are_compiled():

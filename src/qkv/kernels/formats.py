@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from qkv.errors import ParameterError
 from qkv.kernels.jit import kernel
+from qkv.kernels.pure import inlined, uncounted
 from qkv.kernels.simd import bf16_to_float, f32x8, first_lane, half_to_float, spread, u16x8
 
 GROUP = 32
@@ -105,12 +106,14 @@ def new_arena(size: int) -> NDArray[np.uint8]:
 # ------------------------------------------------------------------------------------------ reading weights back
 
 
+@inlined
 @kernel
 def read_half(arena, at):
     """The float16 at byte `at`, as float32."""
     return first_lane(half_to_float(spread(u16x8, arena, at)))
 
 
+@uncounted
 @kernel
 def dequantize_row(arena, matrix, row, out, at):
     """Write row `row` of the matrix, exactly as float32, to out[at : at + columns]. Used for embeddings."""
@@ -120,6 +123,7 @@ def dequantize_row(arena, matrix, row, out, at):
         out[at + k] = weight(arena, matrix, tile, lane, k % GROUP)
 
 
+@inlined
 @kernel
 def weight(arena, matrix, tile, lane, k):
     """The weight at column k of a group (`tile` counts groups over all blocks) in row `lane` of its block."""
@@ -138,6 +142,7 @@ def weight(arena, matrix, tile, lane, k):
     return scale * q + read_half(arena, matrix.minimums + (tile * ROWS + lane) * 2)
 
 
+@uncounted
 @kernel
 def _dequantize_rows(arena, matrices, first_row, out):
     matrix = matrices[0]

@@ -25,6 +25,7 @@ import numpy as np
 from qkv.kernels import simd
 from qkv.kernels.formats import BF16, F32, FORMATS, GROUP, INT4, INT4M, INT8, ROWS
 from qkv.kernels.jit import kernel
+from qkv.kernels.pure import inlined, uncounted
 from qkv.kernels.simd import f32x8, load, store
 from qkv.kernels.tiles import DENSE_STEP, dense_step, group_step, store_tile, zeros
 
@@ -35,21 +36,6 @@ TOKEN_CHUNK = 64
 # AVX2 form of the quantized products keeps more in registers than the VNNI form.
 _BLOCKS = {F32: 2, BF16: 2} | dict.fromkeys((INT8, INT4, INT4M), 2 if simd.HAS_VNNI else 1)
 _TOKENS = 4
-
-
-def uncounted(compiled: Any) -> Any:
-    """A kernel without reference counting: its arrays belong to the step's caller for as long as the step runs.
-
-    Numba would count them up and down at each call of a kernel by a kernel, in memory that all threads write to.
-    """
-    compiled.targetoptions["_nrt"] = False
-    return compiled
-
-
-def inlined(compiled: Any) -> Any:
-    """An uncounted kernel that becomes a part of its caller, where LLVM sees that it cannot fail."""
-    compiled.targetoptions["forceinline"] = True
-    return uncounted(compiled)
 
 
 @uncounted
