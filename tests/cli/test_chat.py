@@ -118,7 +118,9 @@ def test_control_c_stops_the_answer_and_not_the_program() -> None:
         screen.send("/nonsense\r")
         screen.expect("qkv: unknown command /nonsense")
         screen.expect(">>> ")
-        screen.send("half a line\x03")
+        screen.send("half a line")
+        screen.expect("half a line")
+        screen.send("\x03")
         screen.expect("/exit or Ctrl-D leaves")
         screen.expect(">>> ")
         screen.send("\x04")
@@ -132,5 +134,6 @@ def test_a_pasted_text_of_several_lines_is_one_message() -> None:
         screen.expect(">>> ")
         screen.send("\x1b[200~/think on\n/think off\x1b[201~\r")
         screen.expect("does not take 'on\\n/think off'")
+        screen.expect(">>> ")
         screen.send("\x04")
         assert screen.end() == 0
