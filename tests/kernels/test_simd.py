@@ -92,6 +92,7 @@ def integer_operations(u, s, t, out16, out32):
         total = simd.sum_lanes_i32(simd.add_pairs(sums))
         store(out32, i // 4, pairs)
         store(out32, i // 4 + u.size // 4, simd.add(simd.lane_numbers(), simd.splat_i32(total)))
+        store(out32, i // 4 + u.size // 2, simd.dot_bytes(simd.splat_i32(total), x, z))
 
 
 def products(a, b):
@@ -109,7 +110,7 @@ def integer_data():
 
 def test_integer_operations_are_those_of_numpy():
     u, s, t = integer_data()
-    out16, out32 = np.zeros((4, 256), np.int16), np.zeros((2, 128), np.int32)
+    out16, out32 = np.zeros((4, 256), np.int16), np.zeros((3, 128), np.int32)
     integer_operations(u, s, t, out16.reshape(-1), out32.reshape(-1))
     np.testing.assert_array_equal(out16[0], products(u, t))
     np.testing.assert_array_equal(out16[1], products(s, t))
@@ -119,6 +120,8 @@ def test_integer_operations_are_those_of_numpy():
     np.testing.assert_array_equal(out32[0], (out16[0].astype(np.int64) * out16[1]).reshape(-1, 2).sum(1))
     dots = (s.astype(np.int64) * t).reshape(-1, 32).sum(1)
     np.testing.assert_array_equal(out32[1].reshape(-1, 8), dots[:, None] + np.arange(8))
+    fours = (u.astype(np.int64) * t).reshape(-1, 8, 4).sum(2)
+    np.testing.assert_array_equal(out32[2].reshape(-1, 8), dots[:, None] + fours)
 
 
 @compiled
@@ -210,6 +213,19 @@ def test_horizontal_sums_use_one_tree():
 
 
 @compiled
+def store_some_lanes(a, out):
+    for count in range(-1, 10):
+        simd.store_lanes(out, 10 * (count + 1), load(f32x8, a, 0), count)
+
+
+def test_store_lanes_writes_no_more_than_asked():
+    a, out = np.arange(1, 9, dtype=np.float32), np.zeros(110, np.float32)
+    store_some_lanes(a, out)
+    for count, row in zip(range(-1, 10), out.reshape(11, 10), strict=True):
+        assert row.tolist() == [*range(1, min(max(count, 0), 8) + 1), *[0] * (10 - min(max(count, 0), 8))]
+
+
+@compiled
 def out_of_bounds(a, out):
     for at in (-1, 0, a.size - 8, a.size - 7, 2**40):
         store(out, at, simd.add(load(f32x8, a, at), spread(f32x8, a, at)))
@@ -222,7 +238,7 @@ def digest() -> str:
     a[:8] = 0, -0.0, np.inf, -np.inf, np.nan, 1e-42, 3e38, -3e38
     out = np.zeros((12, 4096), np.float32)
     float_operations(a, b, c, out.reshape(-1))
-    out16, out32 = np.zeros(1024, np.int16), np.zeros(256, np.int32)
+    out16, out32 = np.zeros(1024, np.int16), np.zeros(384, np.int32)
     integer_operations(*integer_data(), out16, out32)
     for array in (out, out16, out32, *run_conversions()):
         everything.update(array.tobytes())
