@@ -21,6 +21,9 @@ from qkv.kernels.simd import any_intrinsic, f32x8, i8x32, i16x16, i32x8, u8x32, 
 DENSE_STEP = 4
 """Columns that `dense_step` takes."""
 
+PREFETCH_BYTES = 4096
+"""How far ahead weights are asked for. The processor's own prefetching stops at pages and starts late."""
+
 _QUANT_BYTES = {INT8: GROUP * ROWS, INT4: GROUP * ROWS // 2, INT4M: GROUP * ROWS // 2}
 
 
@@ -52,6 +55,14 @@ class _Emitter:
 
     def half(self, index: Any) -> Any:
         return simd.half_to_float.emit(self.builder, self.load(u16x8, "arena", index))
+
+    def prefetch(self, step_bytes: int, group_bytes: int | None = None) -> None:
+        """Ask for the weights of a later step; blocks lie one behind the other, so also for those of later blocks."""
+        for r in range(self.acc_type.count):
+            first = self.offset(self.quants, (self.groups, (group_bytes or step_bytes) * r))
+            for line in range(0, step_bytes, 64):
+                index = self.builder.add(first, ir.IntType(64)(PREFETCH_BYTES + line))
+                simd.emit_prefetch(self.context, self.builder, self.arena_type, self.arena, index)
 
     def each(self) -> list[tuple[int, int]]:
         """The (r, t) of every accumulator."""
@@ -119,6 +130,7 @@ def group_step(
 
 def _emit_group(e: _Emitter, kind: int) -> Any:
     builder = e.builder
+    e.prefetch(_QUANT_BYTES[kind])
     dots = _emit_int8_dots(e) if kind == INT8 else _emit_int4_dots(e, 8 if kind == INT4 else 0, _QUANT_BYTES[kind])
     sums = {}
     for r in range(e.acc_type.count):
@@ -234,6 +246,7 @@ def dense_step(typing: Any, fmt: Any, acc: Any, arena: Any, quants: Any, x: Any,
 
 def _emit_dense(e: _Emitter, kind: int) -> Any:
     size = 4 if kind == F32 else 2
+    e.prefetch(DENSE_STEP * ROWS * size, GROUP * ROWS * size)
     sums = {(r, t): e.builder.extract_value(e.acc, (r, t)) for r, t in e.each()}
     for k in range(DENSE_STEP):
         inputs = [

@@ -218,6 +218,13 @@ def emit_load(context: Any, builder: Any, array: Any, value: Any, index: Any, ll
     return builder.load(result)
 
 
+def emit_prefetch(context: Any, builder: Any, array: Any, value: Any, index: Any) -> None:
+    """Ask for the cache line of `array[index]`. The index may lie outside: asking never fails."""
+    pointer = element_pointer(context, builder, array, value, index, ir.IntType(8))
+    word = ir.IntType(32)
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, word(0), word(3), word(1))  # to read, near, data
+
+
 def is_flat(array: types.Type) -> bool:
     """Whether a Numba type is an array that vectors can be loaded from: one dimension, no gaps."""
     return isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C"
