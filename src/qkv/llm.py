@@ -7,20 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
 from qkv.engine.defaults import model_defaults
 from qkv.engine.engine import Engine, FinishReason, Generation
 from qkv.engine.params import SamplingParams
-from qkv.errors import ParameterError, QkvError
-from qkv.model.reference import Decoder
+from qkv.errors import ModelFileError, ParameterError, QkvError
+from qkv.kernels.cores import available_cores
+from qkv.kernels.team import MAX_THREADS
+from qkv.model.compiled import CompiledDecoder
+from qkv.model.cost import decode_bytes
 from qkv.progress import Progress, silent
 from qkv.text.output import OutputPipeline
 from qkv.text.template import ChatTemplate, encode_chat
 from qkv.text.thinking import ThinkingSplit
 from qkv.text.tokenizer import Tokenizer
 from qkv.weights.checkpoint import Checkpoint, open_checkpoint
+from qkv.weights.load import load_weights
 from qkv.weights.names import resolve
 
 Prompt = str | Sequence[int]
@@ -36,6 +41,8 @@ class Timings:
     """From the start to the first token: the whole prompt is computed in it."""
     decode_steps: int
     decode_seconds: float
+    decode_bytes: float
+    """Weights and cache that the decode steps read."""
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -45,6 +52,11 @@ class Timings:
     def decode_tokens_per_second(self) -> float:
         """0 when there was no step after the first token."""
         return self.decode_steps / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def decode_gigabytes_per_second(self) -> float:
+        """How fast weights and cache were read, in 10⁹ bytes per second."""
+        return self.decode_bytes / self.decode_seconds / 1e9 if self.decode_seconds else 0.0
 
 
 @dataclass(frozen=True)
@@ -103,29 +115,49 @@ class LLM:
         with LLM("smollm2") as llm:
             print(llm.chat([{"role": "user", "content": "What is the capital of France?"}]).text)
 
-    `model` is a hub id, a short tag, a .gguf file or a folder; it is fetched when it is not here yet. `context` is
-    the most positions a request may use, the model's own maximum when not given. Raises a `QkvError` for anything
-    wrong with the name, the files or a value.
+    `model` is a hub id, a short tag, a .gguf file or a folder; it is fetched when it is not here yet.
+
+    weights: "int8", "int4", "bf16" or "f32"; None keeps a GGUF file's own 4- and 8-bit matrices and makes others int8.
+    cache: how keys and values are kept, "f16", "int8" or "f32".
+    threads: how many cores to use; None is those this process may use.
+    context: the most positions a request may use; None is the model's own maximum.
+
+    Raises a `QkvError` for anything wrong with the name, the files or a value.
     """
 
-    def __init__(self, model: str | Path, *, context: int | None = None, progress: Progress = silent) -> None:
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        weights: str | None = None,
+        cache: str = "f16",
+        threads: int | None = None,
+        context: int | None = None,
+        progress: Progress = silent,
+    ) -> None:
         self.name = str(model)
         checkpoint = open_checkpoint(resolve(self.name, progress=progress))
         self.config = checkpoint.config
-        self.notes = checkpoint.notes
-        self.tokenizer = _tokenizer(checkpoint)
+        self.cache = cache
         self.context = _context(context, self.config.max_position_embeddings)
+        self.threads = _threads(threads)
+        self.tokenizer = _tokenizer(checkpoint)
         self._generation_config = checkpoint.generation_config
         self._template = _template(checkpoint, self.tokenizer)
+        loaded = load_weights(self.config, checkpoint.tensors, wanted=weights, threads=self.threads, progress=progress)
+        self.notes = [*checkpoint.notes, *loaded.notes]
+        self.weight_bytes = loaded.bytes_per_token
+        self._decoder = CompiledDecoder(
+            self.config, loaded, cache=cache, context=self.context, threads=self.threads, progress=progress
+        )
         self._engine: Engine | None = Engine(
-            Decoder(self.config, _load(checkpoint, progress)),
-            vocab_size=self.config.vocab_size,
-            context=self.context,
-            end_ids=checkpoint.end_ids,
+            self._decoder, vocab_size=self.config.vocab_size, context=self.context, end_ids=checkpoint.end_ids
         )
 
     @overload
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion: ...
+    def generate(  # type: ignore[overload-overlap]  # a str is also a sequence of str; the first match counts
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Completion: ...
     @overload
     def generate(self, prompt: Sequence[Prompt], params: SamplingParams | None = None) -> list[Completion]: ...
 
@@ -133,7 +165,7 @@ class LLM:
         self, prompt: Prompt | Sequence[Prompt], params: SamplingParams | None = None
     ) -> Completion | list[Completion]:
         """Continue a text or a list of token ids. A list of such prompts gives a list of completions, in order."""
-        if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
+        if isinstance(prompt, str) or not prompt or isinstance(prompt[0], Integral):
             return _finish(self.stream(prompt, params))  # type: ignore[arg-type]
         return [_finish(self.stream(one, params)) for one in prompt]  # type: ignore[arg-type]
 
@@ -168,7 +200,9 @@ class LLM:
         if self._template is None:
             raise ParameterError(f"messages: {self.name} has no chat template; use generate() with a plain prompt")
         ids = encode_chat(self._template, self.tokenizer, messages, tools=tools, thinking=thinking)
-        split = ThinkingSplit(self.tokenizer.id("<think>"), self.tokenizer.id("</think>"), ids)
+        split = ThinkingSplit(
+            self.tokenizer.id("<think>"), self.tokenizer.id("</think>"), ids, self.tokenizer.special_ids
+        )
         return self._stream(ids, params, thinking=thinking is not False, split=split)
 
     def _stream(
@@ -212,6 +246,9 @@ class LLM:
                 first_token_seconds=request.first_token_seconds,
                 decode_steps=request.decode_steps,
                 decode_seconds=request.decode_seconds,
+                decode_bytes=decode_bytes(
+                    self.config, self.cache, self.weight_bytes, len(request.prompt_ids), request.decode_steps
+                ),
             ),
         )
 
@@ -222,7 +259,10 @@ class LLM:
 
     def close(self) -> None:
         """Free the model's memory. Running streams end with an error; calling it twice is fine."""
-        self._engine = None
+        if self._engine is not None:
+            self._engine = None
+            self._decoder.close()
+            del self._decoder
 
     def __enter__(self) -> LLM:
         return self
@@ -248,6 +288,8 @@ def _context(wanted: int | None, most: int) -> int:
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     if isinstance(checkpoint.tokenizer, Path):
         return Tokenizer.from_file(checkpoint.tokenizer, checkpoint.tokenizer_config)
+    if checkpoint.tokenizer is None:
+        raise ModelFileError(f"{checkpoint.path}: has no tokenizer.json; put the model's own beside its weights")
     return Tokenizer.from_gguf(checkpoint.tokenizer, checkpoint.path.name)
 
 
@@ -262,11 +304,9 @@ def _template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | No
     )
 
 
-def _load(checkpoint: Checkpoint, progress: Progress) -> dict[str, Any]:
-    """Every tensor as float32."""
-    tensors = {}
-    for done, (name, tensor) in enumerate(checkpoint.tensors.items()):
-        progress("loading", done, len(checkpoint.tensors), "tensors")
-        tensors[name] = tensor.to_float32()
-    progress("loading", len(tensors), len(tensors), "tensors")
-    return tensors
+def _threads(wanted: int | None) -> int:
+    if wanted is None:
+        return available_cores()
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or not 1 <= wanted <= MAX_THREADS:
+        raise ParameterError(f"threads must be a whole number from 1 to {MAX_THREADS}, got {wanted!r}")
+    return wanted

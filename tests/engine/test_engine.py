@@ -14,26 +14,24 @@ GREEDY = SamplingParams(temperature=0)
 
 
 class Script:
-    """A model whose logits force the given ids; position 0 of a prompt would choose id 13 instead."""
+    """A model whose logits force the given ids."""
 
     def __init__(self, ids):
         self.ids = ids
 
     def new_cache(self):
-        self.seen, self.served = [], 0
+        self.seen, self.served, self.released = [], 0, 0
         return self
 
-    def forward(self, ids, cache):
+    def next_logits(self, ids, cache):
         self.seen += list(ids)
-        hidden = np.full((len(ids), 1), 13.0)
-        hidden[-1] = self.ids[self.served]
+        logits = np.zeros(VOCAB, np.float32)
+        logits[self.ids[self.served]] = 9
         self.served += 1
-        return hidden
-
-    def logits(self, hidden):
-        logits = np.zeros((len(hidden), VOCAB), np.float32)
-        logits[np.arange(len(hidden)), hidden[:, 0].astype(int)] = 9
         return logits
+
+    def release(self, cache):
+        self.released += 1
 
 
 def run(script, prompt, params=GREEDY, context=32):
@@ -61,6 +59,7 @@ def test_each_token_is_fed_back_once():
     script = Script([5, 6, 7, END])
     run(script, [1, 2])
     assert script.seen == [1, 2, 5, 6, 7]
+    assert script.released == 1
 
 
 @pytest.mark.parametrize(("prompt", "asked", "made"), [(30, 50, 2), (31, None, 1), (10, 3, 3)])
@@ -89,11 +88,13 @@ def test_requests_without_a_seed_differ():
 
 def test_damaged_weights_are_reported_not_sampled():
     class Damaged(Script):
-        def logits(self, hidden):
-            return super().logits(hidden) * np.float32(np.nan)
+        def next_logits(self, ids, cache):
+            return super().next_logits(ids, cache) * np.float32(np.nan)
 
+    script = Damaged([4])
     with pytest.raises(QkvError, match="damaged"):
-        run(Damaged([4]), [1])
+        run(script, [1])
+    assert script.released == 1
 
 
 def test_closing_the_iterator_cancels():
@@ -104,4 +105,5 @@ def test_closing_the_iterator_cancels():
     assert [next(tokens), next(tokens)] == [5, 5]
     tokens.close()
     assert script.served == 2
+    assert script.released == 1
     assert request.finish_reason is None

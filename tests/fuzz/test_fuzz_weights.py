@@ -79,7 +79,15 @@ def damaged_config(values: dict[str, object], rng: random.Random) -> bytes:
     if rng.random() < 0.2:
         text = json.dumps(values).encode()
         return damaged(text, len(text), rng)
-    extra = ["rope_scaling", "rope_parameters", "sliding_window", "use_sliding_window", "attention_bias", "mlp_bias"]
+    extra = [
+        "rope_scaling",
+        "rope_parameters",
+        "sliding_window",
+        "use_sliding_window",
+        "attention_bias",
+        "mlp_bias",
+        "layer_types",
+    ]
     for _ in range(rng.randint(1, 3)):
         key = rng.choice([*values, *extra])
         if rng.random() < 0.15:

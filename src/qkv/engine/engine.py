@@ -23,11 +23,11 @@ FinishReason = Literal["stop", "length"]
 
 
 class Model(Protocol):
-    """What the engine asks of a decoder: hidden states of new tokens, and logits of hidden states."""
+    """What the engine asks of a decoder: to run the next tokens of a sequence and say what may come after them."""
 
     def new_cache(self) -> Any: ...
-    def forward(self, ids: Sequence[int], cache: Any) -> NDArray[Any]: ...
-    def logits(self, hidden: NDArray[Any]) -> NDArray[Any]: ...
+    def next_logits(self, ids: Sequence[int], cache: Any) -> NDArray[np.float32]: ...
+    def release(self, cache: Any) -> None: ...
 
 
 @dataclass
@@ -79,24 +79,27 @@ class Engine:
         room = self.context - len(request.prompt_ids)
         limit = min(room, request.params.max_tokens or room)
         cache = self.model.new_cache()
-        new_ids: Sequence[int] = request.prompt_ids
-        while request.finish_reason is None:
-            started = time.perf_counter()
-            logits = self._step(new_ids, cache)
-            token = sample(logits, request.params, position=len(request.prompt_ids) + len(request.token_ids))
-            request.record_step(time.perf_counter() - started)
-            if token in self.end_ids and not request.params.ignore_eos:
-                request.finish_reason = "stop"
-                return
-            request.token_ids.append(token)
-            if len(request.token_ids) == limit:
-                request.finish_reason = "length"
-            new_ids = [token]
-            yield token
+        try:
+            new_ids: Sequence[int] = request.prompt_ids
+            while request.finish_reason is None:
+                started = time.perf_counter()
+                logits = self._step(new_ids, cache)
+                token = sample(logits, request.params, position=len(request.prompt_ids) + len(request.token_ids))
+                request.record_step(time.perf_counter() - started)
+                if token in self.end_ids and not request.params.ignore_eos:
+                    request.finish_reason = "stop"
+                    return
+                request.token_ids.append(token)
+                if len(request.token_ids) == limit:
+                    request.finish_reason = "length"
+                new_ids = [token]
+                yield token
+        finally:
+            self.model.release(cache)
 
     def _step(self, ids: Sequence[int], cache: Any) -> NDArray[np.float32]:
         """Run the new tokens; the logits of the last one."""
-        logits: NDArray[np.float32] = self.model.logits(self.model.forward(ids, cache)[-1:])[0]
+        logits = self.model.next_logits(ids, cache)
         if not np.isfinite(logits).all():
             raise QkvError("the model computed a value that is not a number: its weights are damaged")
         return logits

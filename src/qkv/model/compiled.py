@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.errors import ModelFileError
+from qkv.errors import ModelFileError, QkvError
 from qkv.kernels.attention import CHUNK, padded_group, scratch_regions, state_size
 from qkv.kernels.formats import MATRIX, new_arena
 from qkv.kernels.kvcache import BLOCK, KINDS, half_block_bytes
-from qkv.kernels.team import Program, team
+from qkv.kernels.team import Program, StepCancelledError, team
 from qkv.kernels.warmup import compile_in_child
 from qkv.model import forward
 from qkv.model.config import ModelConfig
@@ -33,13 +34,18 @@ TILE_TOKENS = 8
 MAX_PARTS = 512
 
 
-class Packed(Protocol):
-    """What the decoder needs of loaded weights (see `qkv.weights.load.PackedWeights`)."""
+@dataclass(frozen=True)
+class PackedWeights:
+    """A model's weights as the kernels want them. `matrices` and `vectors` are in the order `forward` says."""
 
-    arena: Any
-    matrices: Any
-    vectors: Any
-    formats: Any
+    arena: NDArray[np.uint8]
+    matrices: NDArray[Any]  # MATRIX records
+    vectors: NDArray[np.float32]
+    formats: frozenset[str]
+    bytes_per_token: int
+    """What decoding one token reads: all of it, but for an untied token table, of which it reads a row."""
+    notes: list[str]
+    """What was converted into what."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class CompiledDecoder:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Packed,
+        weights: PackedWeights,
         *,
         cache: str = "f16",
         context: int,
@@ -80,9 +86,10 @@ class CompiledDecoder:
         self._batch = _new_batch(config, -(-context // BLOCK))
         self._work = _new_work(config, self._model, self.pool.size, cache, threads, outputs)
         compile_in_child(__name__, sorted(weights.formats), progress)
-        self._program = Program(
-            step_for(weights.formats), (self._batch, self._model, self._weights, self._work), threads
-        )
+        arrays = (self._batch, self._model, self._weights, self._work)
+        self._program = Program(step_for(weights.formats), arrays, threads)
+        self._one_step = threading.Lock()  # the batch's arrays serve one step at a time
+        self._closed = False
 
     def new_cache(self) -> PagedCache:
         """A sequence with nothing in it yet."""
@@ -104,17 +111,26 @@ class CompiledDecoder:
     def step(self, chunks: Sequence[Chunk]) -> NDArray[np.float32]:
         """Compute a batch. Logits [rows, vocab] of the tokens asked for, in the order of the chunks.
 
-        The chunks are of different sequences. If it raises, the sequences are as they were.
+        The chunks are of different sequences. If it raises, the sequences are as long as they were. Raises QkvError
+        after `close`, also in a step that was running then.
         """
-        self._describe(chunks)
-        team().run(self._program)
-        for chunk in chunks:
-            chunk.cache.length += len(chunk.ids)
-        rows = int(self._batch.command[forward.OUTPUTS])
-        return self._work.logits[: rows * self.config.vocab_size].reshape(rows, -1).copy()
+        with self._one_step:
+            if self._closed:
+                raise QkvError("the model has been closed")
+            self._describe(chunks)
+            try:
+                team().run(self._program)
+            except StepCancelledError:
+                raise QkvError("the model was closed while it was computing") from None
+            for chunk in chunks:
+                chunk.cache.length += len(chunk.ids)
+            rows = int(self._batch.command[forward.OUTPUTS])
+            return self._work.logits[: rows * self.config.vocab_size].reshape(rows, -1).copy()
 
     def close(self) -> None:
-        """Let go of the team; a step that runs in another thread ends before this returns."""
+        """End: a step that runs in another thread is broken off, and the team lets go of the memory."""
+        self._closed = True
+        team().abort(self._program)
         team().forget(self._program)
 
     def _describe(self, chunks: Sequence[Chunk]) -> None:

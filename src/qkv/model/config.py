@@ -183,7 +183,10 @@ def _refuse_sliding_window(config: Mapping[str, Any], family: str, source: str) 
     """Qwen configs carry a `sliding_window` that counts only with `use_sliding_window`; Mistral's always counts."""
     window = config.get("sliding_window")
     in_use = bool(config.get("use_sliding_window", False)) if family.startswith("qwen") else True
-    if (window is not None and in_use) or "sliding_attention" in (config.get("layer_types") or []):
+    kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list):
+        raise ModelFileError(f"{source}: layer_types must be a list, got {_short(kinds)}")
+    if (window is not None and in_use) or "sliding_attention" in kinds:
         raise ModelFileError(f"{source}: sliding-window attention ({window}) is not supported")
 
 

@@ -6,13 +6,14 @@ its position and where its sequence's cache blocks are listed. `step` below is t
 the book; each line is a phase that the threads share (they claim tokens, heads, tiles or blocks of rows from counters),
 and a barrier ends it. No number depends on who computed it, or on what else is in the batch.
 
-The arrays a step works on are grouped in four named tuples: `Batch` (what to compute; changes every step), `Model` (the
-shape), `Weights`, and `Work` (the cache and what is in between). Rows of floats are padded with zeros to a multiple of 32.
+The arrays a step works on are grouped in four named tuples: `Batch` (what to compute; changes every step), `Model`
+(the shape), `Weights`, and `Work` (the cache and what is in between). Rows of floats are padded with zeros to a
+multiple of 32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -122,7 +123,6 @@ def embed(sync, batch, model, weights, work):
 @kernel
 def norm_rows(sync, batch, model, weights, work, norm_at, residual):
     """x += y if there is a residual yet; h = norm(x), quantized for the products that follow."""
-    size = model.hidden_row
     t = claim(sync, 0, 1)
     while t < batch.command[TOKENS]:
         norm_row(model, weights, work, t, t, norm_at, residual)
@@ -291,8 +291,8 @@ def vectors_per_layer(model):
 
 
 @cache
-def step_for(formats: Iterable[str]) -> Callable[..., Any]:
-    """The step for matrices of these formats (a frozenset of `formats.FORMATS`' names), compiled for no others."""
+def step_for(formats: frozenset[str]) -> Callable[..., Any]:
+    """The step for matrices of these formats (names of `formats.FORMATS`), compiled for no others."""
     matmul = matmul_for(formats)
 
     @kernel

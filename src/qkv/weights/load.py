@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from qkv.errors import ModelFileError, ParameterError
 from qkv.kernels.formats import FORMATS, MATRIX, new_arena, packed_bytes, place
 from qkv.kernels.packing import pack, pack_gguf
+from qkv.model.compiled import PackedWeights
 from qkv.model.config import ModelConfig
 from qkv.progress import Progress, silent
 from qkv.weights.tensor import StoredTensor, decode
@@ -25,22 +25,8 @@ from qkv.weights.tensor import StoredTensor, decode
 OWN_FORMAT = {"Q4_0": "int4", "Q4_1": "int4m", "Q8_0": "int8"}
 """GGUF types that a kernel reads as they are; everything else is converted."""
 
+TABLE = "model.embed_tokens.weight"
 SLICE = 1 << 20  # numbers packed at a time by one thread: bounds the memory beside the result
-
-
-@dataclass(frozen=True)
-class PackedWeights:
-    """A model's weights, ready to compute with. `matrices` and `vectors` are in the order `qkv.model.forward` says."""
-
-    arena: NDArray[np.uint8]
-    matrices: NDArray[Any]  # MATRIX records
-    vectors: NDArray[np.float32]
-    formats: frozenset[str]
-    notes: list[str]  # what was converted into what
-
-    @property
-    def bytes(self) -> int:
-        return self.arena.nbytes + self.vectors.nbytes
 
 
 def load_weights(
@@ -72,17 +58,22 @@ def load_weights(
         matrices=np.array([placed[name] for name in names], MATRIX),
         vectors=_vectors(config, tensors),
         formats=frozenset(_format(tensors[name].dtype, wanted) for name in names),
+        bytes_per_token=size if config.tie_word_embeddings else size - _size(placed[TABLE]),
         notes=_conversions(names, tensors, wanted),
     )
 
 
 def matrix_names(config: ModelConfig) -> list[str]:
-    """The matrices in the order of `forward`: layer by layer, then the token table, then the head (a tied one again)."""
-    parts = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-    parts += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-    names = [f"model.layers.{i}.{part}.weight" for i in range(config.num_hidden_layers) for part in parts]
-    table = "model.embed_tokens.weight"
-    return [*names, table, table if config.tie_word_embeddings else "lm_head.weight"]
+    """The matrices in the order of `forward`: layer by layer, the token table, the head (tied: the table again)."""
+    attention = [f"self_attn.{part}_proj" for part in "qkvo"]
+    mlp = [f"mlp.{part}_proj" for part in ("gate", "up", "down")]
+    layers = range(config.num_hidden_layers)
+    names = [f"model.layers.{layer}.{part}.weight" for layer in layers for part in (*attention, *mlp)]
+    return [*names, TABLE, TABLE if config.tie_word_embeddings else "lm_head.weight"]
+
+
+def _size(matrix: Any) -> int:
+    return packed_bytes(list(FORMATS)[int(matrix["format"])], int(matrix["rows"]), int(matrix["columns"]))
 
 
 def _format(dtype: str, wanted: str | None) -> str:
@@ -150,7 +141,7 @@ def _pack_slice(arena: NDArray[np.uint8], matrix: Any, tensor: StoredTensor, fir
 
 
 def _vectors(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> NDArray[np.float32]:
-    """Norms and biases, one behind the other, rows of the hidden size padded to 32 with zeros; zeros for what is not."""
+    """Norms and biases, one behind the other, zeros for those the family has not; the hidden size is padded to 32."""
     hidden_row = -(-config.hidden_size // 32) * 32
     d, heads, kv_heads = config.head_dim, config.num_attention_heads, config.num_key_value_heads
     layout = [
