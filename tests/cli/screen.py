@@ -19,7 +19,7 @@ if sys.platform != "win32":
     import pty
     import termios
 
-PATIENCE = 30.0  # seconds until a test that waits for something fails
+PATIENCE = 60.0  # seconds until a test that waits for something fails
 
 
 class Terminal(io.StringIO):
@@ -65,9 +65,21 @@ class Screen:
         deadline = time.monotonic() + PATIENCE
         while text not in self.seen:
             if not self._read(deadline):
-                pytest.fail(f"{text!r} never came; the rest of the screen: {self.seen!r}")
+                state = self.process.poll()
+                pytest.fail(f"{text!r} never came; the rest of the screen: {self.seen!r}; exit code: {state}")
         before, _, self.seen = self.seen.partition(text)
         return before
+
+    def insist(self, key: str, text: str) -> None:
+        """Press a key until `text` is on the screen: CPython's line editor misses Ctrl-C while it draws a line."""
+        deadline = time.monotonic() + PATIENCE
+        while text not in self.seen and time.monotonic() < deadline:
+            time.sleep(0.2)
+            self.send(key)
+            patience = time.monotonic() + 5
+            while text not in self.seen and self._read(patience):
+                pass
+        self.expect(text)
 
     def end(self) -> int:
         """Wait for the end; returns the exit code. What was still printed is in `seen`."""

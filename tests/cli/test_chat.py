@@ -120,10 +120,8 @@ def test_control_c_stops_the_answer_and_not_the_program() -> None:
         screen.expect(">>> ")
         screen.send("half a line")
         screen.expect("half a line")
-        screen.send("\x03")
-        screen.expect("/exit or Ctrl-D leaves")
-        screen.expect(">>> ")
-        screen.send("\x04")
+        screen.insist("\x03", "/exit or Ctrl-D leaves")
+        screen.send("/exit\r")
         assert screen.end() == 0
         assert "Traceback" not in screen.seen
 

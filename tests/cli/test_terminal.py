@@ -53,13 +53,19 @@ def test_colour_only_where_it_is_understood(
     assert terminal.has_colour(Terminal()) is colour
 
 
-def test_no_bars_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nobody_looks_only_long_work_is_announced_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("qkv.cli.bars.time.monotonic", lambda: now[0])
     with Bars() as bars:
-        for done in range(3):
-            bars("downloading a\x1b[31m", done, 2)
-            bars("loading", done, 2, "tensors")
-        bars("asking", 0, None)
-    assert capsys.readouterr() == ("", "downloading a\\x1b[31m (2 bytes)\nasking\n")
+        for done in range(4):
+            bars("downloading a\x1b[31m", done, 2000)
+            now[0] += 1
+        for done in range(4):
+            bars("loading", done, 3, "tensors")
+            now[0] += 0.5
+    assert capsys.readouterr() == ("", "downloading a\\x1b[31m (2 kB)\n")
 
 
 def test_bars_on_a_terminal_show_units_and_are_gone_afterwards(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
-"""Progress on standard error: bars on a terminal, a line per download elsewhere."""
+"""Progress on standard error: bars on a terminal, a line for each long piece of work elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 from types import TracebackType
 from typing import Any
 
 from qkv.cli import terminal
+
+LONG_SECONDS = 2.0
 
 
 class Bars:
@@ -23,6 +26,7 @@ class Bars:
         self._bars: Any = None  # rich.progress.Progress, imported when the first bar is needed
         self._task: Any = None  # rich's id of the bar on screen
         self._what: str | None = None  # what that bar shows
+        self._since: dict[str, float] = {}  # when a piece of work was first heard of
         self._announced: set[str] = set()
         self._lock = threading.Lock()  # downloads report from several threads
 
@@ -54,9 +58,11 @@ class Bars:
                 self._show(what, done, total, unit)
 
     def _announce(self, what: str, total: int | None, unit: str) -> None:
-        if unit == "bytes" and what not in self._announced:
+        """Say once what is being done, when it has taken long enough for someone to wonder."""
+        now = time.monotonic()
+        if now - self._since.setdefault(what, now) >= LONG_SECONDS and what not in self._announced:
             self._announced.add(what)
-            size = "" if total is None else f" ({terminal.bytes_text(total)})"
+            size = "" if total is None else f" ({_units(total, unit)})"
             terminal.note(terminal.visible(what) + size)
 
     def _show(self, what: str, done: int, total: int | None, unit: str) -> None:
@@ -80,6 +86,10 @@ def _amount(done: int, total: int | None, unit: str) -> str:
     if unit == "bytes":
         return terminal.bytes_text(done) + ("" if total is None else "/" + terminal.bytes_text(total))
     return f"{done}{'' if total is None else f'/{total}'} {unit}"
+
+
+def _units(count: int, unit: str) -> str:
+    return terminal.bytes_text(count) if unit == "bytes" else f"{count} {unit}"
 
 
 def _rich_progress() -> Any:
