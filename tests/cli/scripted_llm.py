@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import qkv.cli.loading
@@ -71,21 +70,15 @@ class ScriptedLLM:
 
 
 def timings(prompt_tokens: int, steps: int) -> Timings:
-    """Half a second for the prompt, a quarter for all steps; what else there is to measure is 0."""
-    known = {
-        "prompt_tokens": prompt_tokens,
-        "first_token_seconds": 0.5,
-        "decode_steps": steps,
-        "decode_seconds": 0.25,
-    }
-    return Timings(**{field.name: known.get(field.name, 0) for field in fields(Timings)})
+    """Half a second for the prompt, a quarter for all steps, and two gigabytes read in them."""
+    return Timings(prompt_tokens, 0.5, steps, 0.25, 2e9)
 
 
 def install(monkeypatch: Any, llm: ScriptedLLM) -> ScriptedLLM:
     """Let the verbs get `llm`, whatever model they ask for; `llm.opened` is what they asked for."""
 
-    def load(model: str, *, context: int | None, quiet: bool) -> ScriptedLLM:
-        llm.opened = {"model": model, "context": context, "quiet": quiet}
+    def load(model: str, **settings: Any) -> ScriptedLLM:
+        llm.opened = {"model": model, **settings}
         return llm
 
     monkeypatch.setattr(qkv.cli.loading, "load_llm", load)
@@ -97,5 +90,5 @@ if __name__ == "__main__":
 
     words = [(f"word{i} ", "") for i in range(400)]
     llm = ScriptedLLM([("", "Let me "), ("", "think.\n"), ("\n\nHé", ""), ("llo\x1b[31m", ""), *words], pause=0.02)
-    qkv.cli.loading.load_llm = lambda model, *, context, quiet: llm  # type: ignore[assignment]
+    qkv.cli.loading.load_llm = lambda model, **settings: llm  # type: ignore[assignment]
     main()

@@ -22,7 +22,7 @@ def test_lines_are_turns_and_history_carries_the_thinking(
     pipe_in(monkeypatch, "\ufeffa\r\n\n//b\nc é".encode())
     assert execute(["chat", "-q", "--system", "Brief", "--seed", "1", "--think", "-m", "x", "--context", "9"]) == 0
     assert capsys.readouterr() == ("One\nTwo\nThree\n", "")
-    assert llm.opened == {"model": "x", "context": 9, "quiet": True}
+    assert (llm.opened["model"], llm.opened["context"], llm.opened["quiet"]) == ("x", 9, True)
     system = {"role": "system", "content": "Brief"}
     first = [
         {"role": "user", "content": "a"},
@@ -83,7 +83,8 @@ def test_a_full_context_says_so_and_points_to_reset(
     assert execute(["chat", "--max-tokens", "2"]) == 0
     assert capsys.readouterr() == (
         "A B\n",
-        "1 prompt token in 0.50 s (2 tokens/s), 2 tokens at 4 tokens/s, cut off: the context of 3 tokens is full\n"
+        "1 prompt token in 0.50 s (2 tokens/s), 2 tokens at 4 tokens/s (8 GB/s), "
+        "cut off: the context of 3 tokens is full\n"
         "the context of 3 tokens is full: /reset starts a new conversation\n",
     )
 

@@ -25,8 +25,15 @@ def test_the_answer_alone_is_on_standard_output(llm: ScriptedLLM, capsys: pytest
     assert execute(["run", "Why is the sky blue?"]) == 0
     out, err = capsys.readouterr()
     assert out == "Because.\n"
-    assert err == "5 prompt tokens in 0.50 s (10 tokens/s), 4 tokens at 12 tokens/s\n"
-    assert llm.opened == {"model": DEFAULT_MODEL, "context": None, "quiet": False}
+    assert err == "5 prompt tokens in 0.50 s (10 tokens/s), 4 tokens at 12 tokens/s (8 GB/s)\n"
+    assert llm.opened == {
+        "model": DEFAULT_MODEL,
+        "context": None,
+        "weights": None,
+        "cache": "f16",
+        "threads": None,
+        "quiet": False,
+    }
     assert llm.calls == [
         {
             "messages": [{"role": "user", "content": "Why is the sky blue?"}],
@@ -40,10 +47,17 @@ def test_the_answer_alone_is_on_standard_output(llm: ScriptedLLM, capsys: pytest
 def test_every_option_arrives(llm: ScriptedLLM, capsys: pytest.CaptureFixture[str]) -> None:
     line = (
         "run hi -m other --system Be_brief --max-tokens 3 --temp 0 --top-k 5 --top-p 0.5 --min-p 0 --seed 0 "
-        "--stop END --stop FIN --ignore-eos --no-think --context 64 -q"
+        "--stop END --stop FIN --ignore-eos --no-think --context 64 --weights int4 --cache int8 --threads 1 -q"
     )
     assert execute(line.split()) == 0
-    assert llm.opened == {"model": "other", "context": 64, "quiet": True}
+    assert llm.opened == {
+        "model": "other",
+        "context": 64,
+        "weights": "int4",
+        "cache": "int8",
+        "threads": 1,
+        "quiet": True,
+    }
     assert llm.calls == [
         {
             "messages": [{"role": "system", "content": "Be_brief"}, {"role": "user", "content": "hi"}],
@@ -111,7 +125,8 @@ def test_json_is_one_object_and_nothing_else(llm: ScriptedLLM, capsys: pytest.Ca
     }
     expected = timings(1, 3)
     assert measured == {name: getattr(expected, name) for name in measured}
-    assert {*asdict(expected), "prefill_tokens_per_second", "decode_tokens_per_second"} <= measured.keys()
+    rates = {"prefill_tokens_per_second", "decode_tokens_per_second", "decode_gigabytes_per_second"}
+    assert measured.keys() == {*asdict(expected), *rates}
     assert measured["decode_tokens_per_second"] == 12
     assert out.count("\n") == 1
     assert err == ""

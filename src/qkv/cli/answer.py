@@ -71,7 +71,8 @@ class AnswerPrinter:
 
 
 def speed_line(completion: Completion, context: int) -> str:
-    """ "36 prompt tokens in 0.21 s (171 tokens/s), 8 tokens at 16 tokens/s", and what cut the answer off if it was."""
+    """ "36 prompt tokens in 0.21 s (171 tokens/s), 8 tokens at 16 tokens/s (9.1 GB/s)", and what cut
+    the answer off if it was."""
     timings = completion.timings
     prompt = (
         f"{terminal.count_text(timings.prompt_tokens, 'prompt token')} in {timings.first_token_seconds:.2f} s "
@@ -79,7 +80,7 @@ def speed_line(completion: Completion, context: int) -> str:
     )
     answer = terminal.count_text(len(completion.token_ids), "token")
     if timings.decode_steps:
-        answer += f" at {_rate(timings.decode_tokens_per_second)}"
+        answer += f" at {_rate(timings.decode_tokens_per_second)} ({timings.decode_gigabytes_per_second:.3g} GB/s)"
     if context_is_full(completion, context):
         answer += f", cut off: the context of {context:,} tokens is full"
     elif completion.finish_reason == "length":

@@ -38,6 +38,9 @@ def chat(
     seed: options.Seed = None,
     think: options.Think = None,
     context: options.Context = None,
+    weights: options.Weights = None,
+    cache: options.Cache = "f16",
+    threads: options.Threads = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Talk with a model. /help inside lists the commands.
@@ -59,7 +62,7 @@ def chat(
         max_tokens=max_tokens,
     )
     options.check_text("the system message", system)
-    with loading.load_llm(model, context=context, quiet=quiet) as llm:
+    with loading.load_llm(model, context=context, weights=weights, cache=cache, threads=threads, quiet=quiet) as llm:
         Chat(llm, params, Conversation(system, think), quiet=quiet).loop()
 
 

@@ -76,8 +76,10 @@ def _exists(name: str) -> bool:
 
 def shape_rows(config: ModelConfig) -> Rows:
     """The lines that the config alone decides."""
+    from qkv.model.cost import cache_bytes_per_position
+
     heads, kv_heads, head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    kv_bytes = 2 * config.num_hidden_layers * kv_heads * head_dim * 2
+    kv_bytes = round(cache_bytes_per_position(config, "f16"))
     context = config.max_position_embeddings
     return [
         ("architecture", config.architecture),

@@ -33,6 +33,12 @@ Think = Annotated[
 Context = Annotated[
     int | None, typer.Option("--context", help="The most positions to use (default: the model's maximum).")
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option("--weights", help="int8, int4, bf16 or f32 (default: a GGUF file's own 4 and 8 bits, else int8)."),
+]
+Cache = Annotated[str, typer.Option("--cache", help="How keys and values are kept: f16, int8 or f32.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="Cores to use (default: those it may use).")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no timings on standard error.")]
 
 

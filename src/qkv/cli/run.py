@@ -38,6 +38,9 @@ def run(
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
     context: options.Context = None,
+    weights: options.Weights = None,
+    cache: options.Cache = "f16",
+    threads: options.Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is complete.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -71,7 +74,7 @@ def run(
     for name, text in [("the system message", system), *(("--stop", text) for text in stop or ())]:
         options.check_text(name, text)
     text = read_prompt(prompt)
-    with loading.load_llm(model, context=context, quiet=quiet) as llm:
+    with loading.load_llm(model, context=context, weights=weights, cache=cache, threads=threads, quiet=quiet) as llm:
         completion = _answer(_stream(llm, text, params, system=system, think=think, raw=raw), show=not as_json)
         if as_json:
             terminal.write(json.dumps(_report(completion, llm.name)) + "\n")
@@ -136,5 +139,6 @@ def _report(completion: Completion, model: str) -> dict[str, Any]:
             **asdict(timings),
             "prefill_tokens_per_second": timings.prefill_tokens_per_second,
             "decode_tokens_per_second": timings.decode_tokens_per_second,
+            "decode_gigabytes_per_second": timings.decode_gigabytes_per_second,
         },
     }
