@@ -20,6 +20,7 @@ from qkv.kernels import formats, packing, simd
 from qkv.kernels.jit import kernel
 from qkv.kernels.matmul import matmul_for, quantize_groups
 from qkv.kernels.simd import i32x8, load
+from qkv.kernels.tiles import INFO
 
 # rows, columns, tokens: what it shows. Starting threads takes longer than the first case, so one thread does that.
 FROM_CACHE = "one token, cache, 1 thread"
@@ -78,15 +79,15 @@ def measure(fmt: str, rows: int, columns: int, tokens: int, threads: int) -> dic
         packing.pack(arena, matrix, first, some)
     x = rng.normal(size=tokens * columns).astype(np.float32)
     groups = x.size // formats.GROUP
-    xq, xs, xsum = np.zeros(x.size, np.int8), np.zeros(groups, np.float32), np.zeros(groups, np.int32)
-    quantize_groups(x, 0, xq, xs, xsum, 0, groups)
+    xq, xs, xinfo = np.zeros(x.size, np.int8), np.zeros(groups, np.float32), np.zeros(INFO * groups, np.int32)
+    quantize_groups(x, 0, xq, xs, xinfo, 0, groups)
     out = np.zeros(tokens * rows, np.float32)
     matmul = matmul_for((fmt,))
     blocks = int(matrix["blocks"])
 
     def work(tid: int, n: int) -> None:
         first, end = blocks * tid // n, blocks * (tid + 1) // n
-        matmul(arena, matrix, x, 0, xq, xs, xsum, out, 0, rows, tokens, first, end)
+        matmul(arena, matrix, x, 0, xq, xs, xinfo, out, 0, rows, tokens, first, end)
 
     work(0, 1)  # compiles
     seconds = best_seconds(work, threads, 200 if rows * columns * tokens < 1 << 22 else 7)

@@ -16,6 +16,7 @@ from numba.core.caching import NullCache
 
 from qkv.kernels import formats, matmul, packing
 from qkv.kernels.matmul import TOKEN_CHUNK, matmul_for, quantize_groups
+from qkv.kernels.tiles import EXTRA, INFO, PLACE4, PLACE8, SUM
 
 FORMATS = list(formats.FORMATS)
 TOKENS = (1, 2, 3, 5, 8, 15, 16, 17, 33)
@@ -30,11 +31,21 @@ def normal(*shape, seed=0, scale=2.0):
 
 
 def quantized(x):
-    """x [T, K padded to 32] → xq, xs, xsum, flat."""
+    """x [T, K padded to 32] → xq, xs, xinfo, flat."""
     groups = x.size // 32
-    xq, xs, xsum = np.zeros(x.size, np.int8), np.zeros(groups, np.float32), np.zeros(groups, np.int32)
-    quantize_groups(x.reshape(-1), 0, xq, xs, xsum, 0, groups)
-    return xq, xs, xsum
+    xq, xs, xinfo = np.zeros(x.size, np.int8), np.zeros(groups, np.float32), np.zeros(INFO * groups, np.int32)
+    quantize_groups(x.reshape(-1), 0, xq, xs, xinfo, 0, groups)
+    return xq, xs, xinfo
+
+
+def integers(x):
+    """The activations' integers [groups, 32], outliers whole, put together from what the kernel made."""
+    xq, _, xinfo = quantized(x)
+    whole = xq.reshape(-1, 32).astype(np.int64)
+    info = xinfo.reshape(-1, INFO)
+    column = info[:, PLACE8] // 32 * 4 + info[:, PLACE8] % 32 // 8
+    whole[np.arange(len(whole)), column] += info[:, EXTRA].astype(np.uint16).astype(np.int16)
+    return whole
 
 
 def product(arena, matrix, x, ranges=None):
@@ -59,8 +70,8 @@ def used_activations(fmt, x):
     """What the product's activations stand for, in float64."""
     if fmt in ("f32", "bf16"):
         return x.astype(np.float64)
-    xq, xs, _ = quantized(x)
-    return (xq.reshape(-1, 32) * xs.astype(np.float64)[:, None]).reshape(x.shape)
+    _, xs, _ = quantized(x)
+    return (integers(x) * xs.astype(np.float64)[:, None]).reshape(x.shape)
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -106,7 +117,9 @@ def test_sums_are_in_the_order_of_the_contract(fmt):
     """acc = fma(float(Σ Q·X), d·xs, acc), then fma(m, xs·ΣX, acc): every rounding, from float64 of exact products."""
     arena, matrix = packing.quantize(normal(24, 256), fmt)
     x = normal(3, 256, seed=4)
-    xq, xs, xsum = (part.reshape(3, 8, -1) for part in quantized(x))
+    xs = quantized(x)[1].reshape(3, 8)
+    whole = integers(x).reshape(3, 8, 32)
+    assert np.abs(whole).max() > 127  # there are outliers
     blocks = 3
     scales = arena[int(matrix["scales"]) :][: blocks * 8 * 16].view(np.float16).reshape(blocks, 8, 8)
     scales = scales.transpose(0, 2, 1).reshape(24, 8).astype(np.float32)
@@ -119,11 +132,11 @@ def test_sums_are_in_the_order_of_the_contract(fmt):
         q = np.nan_to_num(np.rint((weights - minimums[..., None]) / scales[..., None]))
     acc = np.zeros((3, 24), np.float32)
     for g in range(8):
-        dots = np.einsum("rk,tk->tr", q[:, g], xq[:, g].astype(np.float64))
-        scale = (scales[:, g][None] * xs[:, g]).astype(np.float32)
+        dots = np.einsum("rk,tk->tr", q[:, g], whole[:, g].astype(np.float64))
+        scale = (scales[:, g][None] * xs[:, g, None]).astype(np.float32)
         acc = (dots * scale.astype(np.float64) + acc).astype(np.float32)
         if fmt == "int4m":
-            total = (xs[:, g] * xsum[:, g].astype(np.float32)).astype(np.float32)
+            total = (xs[:, g] * whole[:, g].sum(1).astype(np.float32)).astype(np.float32)[:, None]
             acc = (minimums[:, g][None] * total.astype(np.float64) + acc).astype(np.float32)
     np.testing.assert_array_equal(product(arena, matrix, x), acc)
 
@@ -143,13 +156,14 @@ def test_extreme_bytes_do_not_overflow():
 
 
 def numpy_quantization(x):
+    """The contract of `quantize_groups`, in NumPy: integers [groups, 32] and steps."""
     groups = x.reshape(-1, 32)
+    second, largest = np.sort(np.abs(groups), axis=1)[:, -2:].T
     with np.errstate(all="ignore"):
-        d = np.abs(groups).max(1) / np.float32(127)
+        d = np.maximum(second / np.float32(127), largest / np.float32(32767))
         d[d < np.float32(2.0**-126)] = 0
         inverse = np.where(d == 0, np.float32(0), np.float32(1) / d)
-    q = np.clip(np.rint(groups * inverse[:, None]), -127, 127).astype(np.int8)
-    return q.reshape(-1), d, q.astype(np.int32).sum(1)
+    return np.rint(groups * inverse[:, None]).astype(np.int64), d
 
 
 def test_activation_quantization_is_that_of_numpy():
@@ -158,8 +172,29 @@ def test_activation_quantization_is_that_of_numpy():
     x[3, :32] = np.arange(-16, 16) + 0.5  # ties, after scaling by a power of two
     x[3, 0] = 127
     x[4, :64] *= np.float32(2.0**-120)
-    for got, want in zip(quantized(x), numpy_quantization(x), strict=True):
-        np.testing.assert_array_equal(got, want)
+    x[5, :32] = 0
+    x[5, 17] = -3  # nothing but an outlier
+    x[6, :32] = 1
+    x[6, 31] = 1e30
+    whole, d = numpy_quantization(x)
+    xq, xs, xinfo = quantized(x)
+    info = xinfo.reshape(-1, INFO)
+    np.testing.assert_array_equal(xs, d)
+    np.testing.assert_array_equal(integers(x), whole)
+    np.testing.assert_array_equal(xq.reshape(-1, 32), np.clip(whole, -127, 127))
+    np.testing.assert_array_equal(info[:, SUM], whole.sum(1))
+    column = info[:, PLACE8] // 32 * 4 + info[:, PLACE8] % 32 // 8
+    np.testing.assert_array_equal(
+        info[:, PLACE4] // 32 * 4 + info[:, PLACE4] % 32 // 8 + info[:, PLACE4] % 8 * 4, column
+    )
+    assert set(column[np.abs(whole).max(1) > 127]) == set(range(32))  # outliers everywhere
+
+
+def test_the_outlier_costs_the_other_activations_nothing():
+    """Against plain int8, whose step would be 50/127 and whose error up to half of that."""
+    x = normal(64, 256, seed=8, scale=0)
+    x[:, ::32] = 50
+    assert np.abs(used_activations("int8", x) - x).max() < 50 / 127 / 2 / 10
 
 
 def test_activations_that_are_not_finite_stay_so():

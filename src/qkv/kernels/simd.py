@@ -94,6 +94,23 @@ def max_lanes_i32(builder: Any, a: Any) -> Any:
     return _tree(builder, a, lambda low, high: builder.select(builder.icmp_signed(">", low, high), low, high))
 
 
+@operation(types.int32, i32x8, i32x8)
+def second_of_lanes_i32(builder: Any, high: Any, low: Any) -> Any:
+    """The second largest of 16 numbers, given as pairs: low ≤ high in each lane."""
+
+    def pick(relation: str, a: Any, b: Any) -> Any:
+        return builder.select(builder.icmp_signed(relation, a, b), a, b)
+
+    width = high.type.count
+    while width > 1:
+        width //= 2
+        high_a, high_b = shuffle(builder, high, range(width)), shuffle(builder, high, range(width, 2 * width))
+        low_a, low_b = shuffle(builder, low, range(width)), shuffle(builder, low, range(width, 2 * width))
+        low = pick(">", pick("<", high_a, high_b), pick(">", low_a, low_b))
+        high = pick(">", high_a, high_b)
+    return builder.extract_element(low, ir.IntType(32)(0))
+
+
 @operation(types.int32, i32x8)
 def sum_lanes_i32(builder: Any, a: Any) -> Any:
     """The sum of the lanes."""
@@ -167,6 +184,13 @@ def less_i32(builder: Any, a: Any, b: Any) -> Any:
 def select(builder: Any, mask: Any, a: Any, b: Any) -> Any:
     """a where the mask holds, else b."""
     return builder.select(mask, a, b)
+
+
+@operation(i32x8, i32x8, i32x8)
+def where_not_zero(builder: Any, a: Any, b: Any) -> Any:
+    """b where a is not 0, else 0."""
+    zero = constant(i32x8.llvm, 0)
+    return builder.select(builder.icmp_signed("==", a, zero), zero, b)
 
 
 @operation(f32x8, f32x8)

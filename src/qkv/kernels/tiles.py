@@ -24,6 +24,15 @@ DENSE_STEP = 4
 PREFETCH_BYTES = 4096
 """How far ahead weights are asked for. The processor's own prefetching stops at pages and starts late."""
 
+INFO = 4
+SUM, PLACE4, PLACE8, EXTRA = range(INFO)
+"""The int32 fields of `xinfo` for a group of 32 activations.
+
+SUM: of their integers. The outlier is the number whose integer does not fit int8: xq holds ±127 of it, EXTRA the rest in
+its lower 16 bits. PLACE4 and PLACE8 say where its weights are in a block's int4 and int8 quants: the byte at which 8
+words begin, one for each row, plus how many bits they are to be shifted right.
+"""
+
 _QUANT_BYTES = {INT8: GROUP * ROWS, INT4: GROUP * ROWS // 2, INT4M: GROUP * ROWS // 2}
 
 
@@ -108,12 +117,12 @@ def zeros(typing: Any, blocks: Any, tokens: Any) -> Any:
 
 @any_intrinsic
 def group_step(
-    typing: Any, fmt: Any, acc: Any, arena: Any, quants: Any, scales: Any, minimums: Any, xq: Any, xs: Any, xsum: Any,
+    typing: Any, fmt: Any, acc: Any, arena: Any, quants: Any, scales: Any, minimums: Any, xq: Any, xs: Any, xinfo: Any,
     at: Any, groups: Any,
 ) -> Any:  # fmt: skip
     """The next 32 columns of an int8, int4 or int4m matrix.
 
-    quants, scales, minimums: byte offsets of this group in the first block; at: its index in xs and xsum for the first
+    quants, scales, minimums: byte offsets of this group in the first block; at: its index in xs and xinfo for the first
     token. The next block, and the next token, are `groups` groups further on.
     """
     kind = _literal(fmt)
@@ -121,11 +130,11 @@ def group_step(
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        names = "fmt acc arena quants scales minimums xq xs xsum at groups"
+        names = "fmt acc arena quants scales minimums xq xs xinfo at groups"
         return _emit_group(_Emitter(context, builder, signature, values, names), kind)
 
     index = types.intp
-    return acc(fmt, acc, arena, index, index, index, xq, xs, xsum, index, index), codegen
+    return acc(fmt, acc, arena, index, index, index, xq, xs, xinfo, index, index), codegen
 
 
 def _emit_group(e: _Emitter, kind: int) -> Any:
@@ -139,10 +148,10 @@ def _emit_group(e: _Emitter, kind: int) -> Any:
         for t in range(e.acc_type.dtype.count):
             token = e.offset(e.at, (e.groups, t))
             xs = e.spread(f32x8, "xs", token)
-            dot = builder.sitofp(dots[r, t], f32x8.llvm)
+            dot = builder.sitofp(builder.add(dots[r, t], _emit_outlier(e, kind, r, t)), f32x8.llvm)
             total = simd.fma.emit(builder, dot, builder.fmul(scale, xs), builder.extract_value(e.acc, (r, t)))
             if kind == INT4M:
-                x_total = builder.sitofp(e.spread(i32x8, "xsum", token), f32x8.llvm)
+                x_total = builder.sitofp(_emit_info(e, t, SUM), f32x8.llvm)
                 total = simd.fma.emit(builder, minimum, builder.fmul(xs, x_total), total)
             sums[r, t] = total
     return e.result(sums)
@@ -205,9 +214,39 @@ def _emit_corrections(e: _Emitter, factor: int) -> dict[tuple[int, int], Any]:
     shift = simd.constant(i32x8.llvm, (-factor).bit_length() - 1)
     corrections = {}
     for t in range(e.acc_type.dtype.count):
-        total = e.spread(i32x8, "xsum", e.offset(e.at, (e.groups, t)))
+        total = _emit_info(e, t, SUM)
         corrections[t] = e.builder.sub(zero, e.builder.shl(total, shift))
     return {(r, t): corrections[t] for r, t in e.each()}
+
+
+def _emit_info(e: _Emitter, t: int, field: int) -> Any:
+    """A field of what `xinfo` says about token t's group, for every row."""
+    return e.spread(i32x8, "xinfo", _info_at(e, t, field))
+
+
+def _info_at(e: _Emitter, t: int, field: int) -> Any:
+    return e.offset(ir.IntType(64)(field), (e.at, INFO), (e.groups, INFO * t))
+
+
+def _emit_outlier(e: _Emitter, kind: int, r: int, t: int) -> Any:
+    """q · extra for the group's outlier, whose activation is `extra` more than its int8 says."""
+    builder = e.builder
+    field = PLACE8 if kind == INT8 else PLACE4
+    place = simd.emit_load(e.context, builder, e.xinfo_type, e.xinfo, _info_at(e, t, field), ir.IntType(32), 4)
+    line = builder.zext(builder.and_(place, ir.IntType(32)(~31)), ir.IntType(64))
+    words = e.load(i32x8, "arena", e.offset(e.quants, (e.groups, _QUANT_BYTES[kind] * r), (line, 1)))
+    shift = builder.and_(_emit_info(e, t, field), simd.constant(i32x8.llvm, 31))
+    if kind != INT8:
+        q = builder.and_(builder.lshr(words, shift), simd.constant(i32x8.llvm, 15))
+    elif simd.HAS_VNNI:  # q + 128, as in the other products
+        q = builder.and_(builder.lshr(words, shift), simd.constant(i32x8.llvm, 255))
+        q = builder.xor(q, simd.constant(i32x8.llvm, 128))
+    else:
+        left = builder.sub(simd.constant(i32x8.llvm, 24), shift)
+        q = builder.ashr(builder.shl(words, left), simd.constant(i32x8.llvm, 24))
+    # Both fit 16 bits, and a product of pairs of int16, of which one is 0, is the fastest.
+    q, extra = (builder.bitcast(value, i16x16.llvm) for value in (q, _emit_info(e, t, EXTRA)))
+    return simd.multiply_add_shorts.emit(builder, q, extra)
 
 
 def _emit_four(e: _Emitter, t: int, column: int) -> Any:

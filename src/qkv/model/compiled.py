@@ -19,6 +19,7 @@ from qkv.kernels.attention import CHUNK, padded_group, scratch_regions, state_si
 from qkv.kernels.formats import MATRIX, new_arena
 from qkv.kernels.kvcache import BLOCK, KINDS, half_block_bytes
 from qkv.kernels.team import Program, StepCancelledError, team
+from qkv.kernels.tiles import INFO
 from qkv.kernels.warmup import compile_in_child
 from qkv.model import forward
 from qkv.model.config import ModelConfig
@@ -276,6 +277,6 @@ def _new_work(config: ModelConfig, model: Model, blocks: int, cache: str, thread
         pool=pool,
         pool_f32=pool.view(np.float32),
         xq=np.zeros(STEP_TOKENS * widest, np.int8),
-        xsum=np.zeros(STEP_TOKENS * widest // 32, np.int32),
+        xinfo=np.zeros(INFO * STEP_TOKENS * widest // 32, np.int32),
         **{name: np.zeros(size, np.float32) for name, size in float32.items()},
     )

@@ -100,7 +100,7 @@ class Work(NamedTuple):
     y: Array  # [tokens, hidden_row]: what o_proj or down_proj adds to x
     xq: Array  # int8: the quantized input of the next product
     xs: Array  # float32: its scales
-    xsum: Array  # int32: its group sums
+    xinfo: Array  # int32: its group sums and outliers
     parts: Array  # float32 [parts, heads, state_size]
     scratch: Array  # float32 [threads, scratch_row]
     logits: Array  # float32 [outputs, vocab]
@@ -144,7 +144,7 @@ def quantize_row(model, work, x, row, size):
     """Quantize row `row` of the next product's input."""
     if model.quantized:
         groups = size // 32
-        quantize_groups(x, 0, work.xq, work.xs, work.xsum, row * groups, (row + 1) * groups)
+        quantize_groups(x, 0, work.xq, work.xs, work.xinfo, row * groups, (row + 1) * groups)
 
 
 @kernel
@@ -268,7 +268,7 @@ def activate(sync, batch, model, work):
         swiglu_row(work.gate_up, gate, work.gate_up, gate + size, n, work.act, t * size + first)
         if model.quantized:
             group = (t * size + first) // 32
-            quantize_groups(work.act, 0, work.xq, work.xs, work.xsum, group, group + n // 32)
+            quantize_groups(work.act, 0, work.xq, work.xs, work.xinfo, group, group + n // 32)
         item = claim(sync, 0, 1)
 
 
@@ -303,7 +303,7 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
             block = claim(sync, i, ROW_BLOCKS)
             while block < matrix.blocks:
                 matmul(
-                    weights.arena, matrix, x, 0, work.xq, work.xs, work.xsum, out, columns[i], out_stride, tokens,
+                    weights.arena, matrix, x, 0, work.xq, work.xs, work.xinfo, out, columns[i], out_stride, tokens,
                     block, min(block + ROW_BLOCKS, matrix.blocks),
                 )  # fmt: skip
                 block = claim(sync, i, ROW_BLOCKS)
