@@ -83,9 +83,9 @@ def test_a_full_context_says_so_and_points_to_reset(
     assert execute(["chat", "--max-tokens", "2"]) == 0
     assert capsys.readouterr() == (
         "A B\n",
-        "1 prompt token in 0.50 s (2 tokens/s), 2 tokens at 4 tokens/s (8 GB/s), "
+        "1 prompt token in 0.50 s (2 tokens/s), 2 new at 4 tokens/s (8 GB/s)\n"
         "cut off: the context of 3 tokens is full\n"
-        "the context of 3 tokens is full: /reset starts a new conversation\n",
+        "no room is left for another answer: /reset starts a new conversation\n",
     )
 
 

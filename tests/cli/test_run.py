@@ -25,7 +25,7 @@ def test_the_answer_alone_is_on_standard_output(llm: ScriptedLLM, capsys: pytest
     assert execute(["run", "Why is the sky blue?"]) == 0
     out, err = capsys.readouterr()
     assert out == "Because.\n"
-    assert err == "5 prompt tokens in 0.50 s (10 tokens/s), 4 tokens at 12 tokens/s (8 GB/s)\n"
+    assert err == "5 prompt tokens in 0.50 s (10 tokens/s), 4 new at 12 tokens/s (8 GB/s)\n"
     assert llm.opened == {
         "model": DEFAULT_MODEL,
         "context": None,

@@ -70,22 +70,24 @@ class AnswerPrinter:
             terminal.write("\n")
 
 
-def speed_line(completion: Completion, context: int) -> str:
-    """ "36 prompt tokens in 0.21 s (171 tokens/s), 8 tokens at 16 tokens/s (9.1 GB/s)", and what cut
-    the answer off if it was."""
+def speed_line(completion: Completion) -> str:
+    """ "36 prompt tokens in 0.21 s (171 tokens/s), 8 new at 16 tokens/s (9.1 GB/s)": under 80 columns for most."""
     timings = completion.timings
     prompt = (
         f"{terminal.count_text(timings.prompt_tokens, 'prompt token')} in {timings.first_token_seconds:.2f} s "
         f"({_rate(timings.prefill_tokens_per_second)})"
     )
-    answer = terminal.count_text(len(completion.token_ids), "token")
+    answer = f"{len(completion.token_ids):,} new"
     if timings.decode_steps:
-        answer += f" at {_rate(timings.decode_tokens_per_second)} ({timings.decode_gigabytes_per_second:.3g} GB/s)"
-    if context_is_full(completion, context):
-        answer += f", cut off: the context of {context:,} tokens is full"
-    elif completion.finish_reason == "length":
-        answer += ", cut off by --max-tokens"
+        answer += f" at {_rate(timings.decode_tokens_per_second)} ({timings.decode_gigabytes_per_second:.2g} GB/s)"
     return f"{prompt}, {answer}"
+
+
+def cut_off(completion: Completion, context: int) -> str | None:
+    """What cut the answer off, or None if it came to its end."""
+    if context_is_full(completion, context):
+        return f"cut off: the context of {context:,} tokens is full"
+    return "cut off by --max-tokens" if completion.finish_reason == "length" else None
 
 
 def context_is_full(completion: Completion, context: int) -> bool:
@@ -99,6 +101,6 @@ def _rate(tokens_per_second: float) -> str:
 
 
 def print_speed(completion: Completion, context: int) -> None:
-    """The speed line on standard error, dim on a terminal."""
-    line = speed_line(completion, context)
-    terminal.note(f"{terminal.DIM}{line}{terminal.RESET}" if terminal.has_colour(sys.stderr) else line)
+    """The speed line on standard error, and what cut the answer off; dim on a terminal."""
+    text = "\n".join(filter(None, [speed_line(completion), cut_off(completion, context)]))
+    terminal.note(f"{terminal.DIM}{text}{terminal.RESET}" if terminal.has_colour(sys.stderr) else text)

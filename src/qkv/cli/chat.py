@@ -23,8 +23,8 @@ HELP = """\
 /system TEXT     set the system message; /system alone removes it
 /exit            leave (so does Ctrl-D)
 //TEXT           send a message that begins with a slash
-Ctrl-C stops an answer: what was said so far stays in the conversation; if that is nothing, your message is
-forgotten too."""
+Ctrl-C stops an answer. What was said so far stays in the conversation; if that
+is nothing, your message is forgotten too."""
 
 
 def chat(
@@ -163,7 +163,7 @@ class Chat:
         if not self.quiet:
             print_speed(completion, self.llm.context)
         if context_is_full(completion, self.llm.context):
-            terminal.note(f"the context of {self.llm.context:,} tokens is full: /reset starts a new conversation")
+            terminal.note("no room is left for another answer: /reset starts a new conversation")
         elif not completion.text:
             terminal.note("there was no answer; your message is forgotten")
 
