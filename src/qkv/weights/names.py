@@ -43,6 +43,19 @@ class CachedModel:
     kind: str  # "package index" or "hub"
 
 
+def find(name: str) -> Path | None:
+    """The model's `.gguf` file or folder if it is on this machine; never asks the network.
+
+    Raises `ModelNotFoundError` for a name that leads nowhere at all.
+    """
+    target = _parse(name)
+    if isinstance(target, Path):
+        return target
+    if isinstance(target, wheel.WheelModel):
+        return target.path if wheel.is_cached(target) else None
+    return hub.cached(*target)
+
+
 def resolve(name: str, *, progress: Progress = silent) -> Path:
     """The model's `.gguf` file or folder. What is in a cache is used as it is; what is missing is fetched.
 
