@@ -1,13 +1,13 @@
-"""The attention kernels against the definition (`qkv.model.attention`, float64), and against themselves, bit for bit."""
+"""The attention kernels against the definition (`qkv.model.attention`, float64) and against themselves, bit for bit."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from qkv.kernels.attention import CHUNK, attend_part, attend_tile, join_parts, scratch_regions, state_size
+from qkv.kernels.attention import CHUNK, History, attend_part, attend_tile, join_parts, scratch_regions, state_size
 from qkv.kernels.jit import kernel
-from qkv.kernels.kvcache import BLOCK, KINDS, half_block_bytes, keys_offset, write_key, write_value
+from qkv.kernels.kvcache import BLOCK, KINDS, Pool, half_block_bytes, keys_offset, write_key, write_value
 from qkv.model.attention import attention
 
 LAYERS, LAYER, KV_HEADS, KV_HEAD = 2, 1, 2, 1
@@ -23,19 +23,19 @@ class Sequence:
         self.q = rng.standard_normal((T, group, d)).astype(np.float32)
         self.k, self.v = (rng.standard_normal((T, d)).astype(np.float32) for _ in range(2))
         blocks = -(-T // BLOCK)
-        self.table = rng.permutation(blocks + 3)[:blocks].astype(np.int32)
-        size = (blocks + 3) * LAYERS * KV_HEADS * 2 * half_block_bytes(kind, d)
-        self.pool_f32 = np.full(size // 4, np.nan, np.float32)
-        self.pool = self.pool_f32.view(np.uint8)
-        fill(KINDS[kind], self.pool, self.pool_f32, self.table, d, self.k.ravel(), self.v.ravel(), T)
+        self.table = rng.permutation(blocks + 3)[:blocks]
+        half = half_block_bytes(kind, d)
+        floats = np.full((blocks + 3) * LAYERS * KV_HEADS * 2 * half // 4, np.nan, np.float32)
+        self.pool = Pool(KINDS[kind], floats.view(np.uint8), floats, LAYERS, KV_HEADS, d, half)
+        self.write()
+
+    def write(self) -> None:
+        fill(self.pool, self.table, self.k.ravel(), self.v.ravel(), self.T)
 
     def tile(self, position: int, tokens: int, window: int = 0) -> np.ndarray:
         """The outputs [tokens, group·d] of the tokens from `position` on, computed as one tile."""
         out = np.full((tokens, self.group * self.d), np.nan, np.float32)
-        run_tile(
-            KINDS[self.kind], self.pool, self.pool_f32, self.table, self.d, self.group,
-            self.scratch(tokens), self.q.ravel(), position, tokens, window, out.ravel(),
-        )  # fmt: skip
+        run_tile(self.history(window), self.group, self.scratch(tokens), self.q.ravel(), position, tokens, out.ravel())
         return out
 
     def parts(self, position: int) -> np.ndarray:
@@ -43,11 +43,11 @@ class Sequence:
         out = np.full((1, self.group * self.d), np.nan, np.float32)
         chunks = position // CHUNK + 1
         parts = np.full(chunks * self.group * state_size(self.d), np.nan, np.float32)
-        run_parts(
-            KINDS[self.kind], self.pool, self.pool_f32, self.table, self.d, self.group,
-            self.scratch(1), self.q.ravel(), position, chunks, parts, out.ravel(),
-        )  # fmt: skip
+        run_parts(self.history(0), self.group, self.scratch(1), self.q.ravel(), position, chunks, parts, out.ravel())
         return out
+
+    def history(self, window: int) -> History:
+        return History(self.pool, self.table, 0, LAYER, KV_HEAD, window)
 
     def scratch(self, tokens: int) -> np.ndarray:
         return np.zeros(scratch_regions(self.d, tokens * (self.group + 1))[-1] + 7, np.float32)
@@ -65,30 +65,25 @@ class Sequence:
 
 
 @kernel
-def fill(kind, pool, pool_f32, table, d, k, v, T):
-    half = BLOCK * d * (4 if kind == 0 else 2 if kind == 1 else 1) + (BLOCK * (d // 32) * 4 if kind == 2 else 0)
+def fill(pool, table, k, v, T):
     for t in range(T):
-        at = keys_offset(kind, table[t // BLOCK], LAYER, KV_HEAD, LAYERS, KV_HEADS, d)
-        write_key(kind, pool, pool_f32, at, t % BLOCK, d, k, t * d)
-        write_value(kind, pool, pool_f32, at + half, t % BLOCK, d, v, t * d)
+        at = keys_offset(pool, table[t // BLOCK], LAYER, KV_HEAD)
+        write_key(pool, at, t % BLOCK, k, t * pool.head_dim)
+        write_value(pool, at + pool.half, t % BLOCK, v, t * pool.head_dim)
 
 
 @kernel
-def run_tile(kind, pool, pool_f32, table, d, group, scratch, q, position, tokens, window, out):
-    attend_tile(
-        kind, pool, pool_f32, table, 0, LAYER, LAYERS, KV_HEADS, KV_HEAD, d, group, scratch, 7,
-        q, position * group * d, group * d, tokens, position, window, out, 0, group * d,
-    )  # fmt: skip
+def run_tile(history, group, scratch, q, position, tokens, out):
+    stride = group * history.pool.head_dim
+    attend_tile(history, group, scratch, 7, q, position * stride, stride, tokens, position, out, 0, stride)
 
 
 @kernel
-def run_parts(kind, pool, pool_f32, table, d, group, scratch, q, position, chunks, parts, out):
+def run_parts(history, group, scratch, q, position, chunks, parts, out):
+    d = history.pool.head_dim
     stride = group * state_size(d)
     for chunk in range(chunks - 1, -1, -1):
-        attend_part(
-            kind, pool, pool_f32, table, 0, LAYER, LAYERS, KV_HEADS, KV_HEAD, d, group, scratch, 7,
-            q, position * group * d, position, 0, chunk, parts, chunk * stride,
-        )  # fmt: skip
+        attend_part(history, group, scratch, 7, q, position * group * d, position, chunk, parts, chunk * stride)
     for g in range(group):
         join_parts(parts, g * state_size(d), stride, chunks, d, scratch, 7, out, g * d)
 
@@ -154,5 +149,5 @@ def test_saturated_scores_stay_finite():
 def test_half_precision_clamps_instead_of_overflowing():
     sequence = Sequence("f16", 40, 32, 2)
     sequence.v[:] = 1e6
-    fill(KINDS["f16"], sequence.pool, sequence.pool_f32, sequence.table, 32, sequence.k.ravel(), sequence.v.ravel(), 40)
+    sequence.write()
     np.testing.assert_allclose(sequence.tile(0, 40), 65504, rtol=1e-6)

@@ -18,10 +18,12 @@ that was converted to float32 once.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from qkv.kernels.jit import kernel
-from qkv.kernels.kvcache import BLOCK, half_bytes, keys_offset, read_keys, read_values
+from qkv.kernels.kvcache import BLOCK, keys_offset, read_keys, read_values
 from qkv.kernels.simd import (
     add,
     divide,
@@ -47,6 +49,18 @@ from qkv.kernels.simd import (
 CHUNK_BLOCKS = 16
 CHUNK = CHUNK_BLOCKS * BLOCK
 """Positions after which a row's running softmax starts afresh."""
+
+
+class History(NamedTuple):
+    """What a row may look at: the keys and values of one key/value head of a sequence, in one layer."""
+
+    pool: Any  # `kvcache.Pool`
+    tables: Any  # int64: block numbers
+    table_at: int  # where those of the sequence begin
+    layer: int
+    kv_head: int
+    window: int  # a row sees its newest `window` positions; 0: all
+
 
 LOWEST = np.float32(-3.0e38)  # the maximum of nothing: finite, so that LOWEST - LOWEST is 0 and not NaN
 MINUS_INFINITY = np.float32(-np.inf)
@@ -245,15 +259,13 @@ def load_queries(q, q_at, q_stride, tokens, group, d, scratch, queries):
 
 
 @kernel
-def attend_chunk(
-    kind, pool, pool_f32, table, table_at, layer, layers, kv_heads, kv_head, d, group, scratch, base,
-    tokens, position, window, chunk,
-):  # fmt: skip
+def attend_chunk(history, group, scratch, base, tokens, position, chunk):
     """The states of a tile's rows within one chunk of 512 positions.
 
-    The tile: `tokens` tokens of one sequence, the first at `position`; its queries lie in the thread's scratch memory at
-    `base`. table[table_at + b] is the sequence's b-th block. With a `window` > 0 a row sees its newest `window` positions.
+    The tile: `tokens` tokens of one sequence, the first at `position`; its queries lie in the thread's scratch memory
+    at `base`. `group` query heads read the key/value head.
     """
+    pool, window, d = history.pool, history.window, history.pool.head_dim
     rows = padded_group(group)
     keys, values, queries, scores, states, _, _ = scratch_regions(d, tokens * rows)
     clear_states(scratch, base + states, tokens * rows, d)
@@ -263,10 +275,10 @@ def attend_chunk(
         start = b * BLOCK
         if window > 0 and start + BLOCK <= position - window + 1:
             continue
-        block = keys_offset(kind, table[table_at + b], layer, kv_head, layers, kv_heads, d)
-        read_keys(kind, pool, pool_f32, block, d, scratch, base + keys)
+        block = keys_offset(pool, history.tables[history.table_at + b], history.layer, history.kv_head)
+        read_keys(pool, block, scratch, base + keys)
         slots = min(BLOCK, newest - start + 1)
-        read_values(kind, pool, pool_f32, block + half_bytes(kind, d), slots, d, scratch, base + values, padded(d))
+        read_values(pool, block + pool.half, slots, scratch, base + values, padded(d))
         for t in range(tokens):
             last = min(BLOCK - 1, position + t - start)
             first = max(0, position + t - start - window + 1) if window > 0 else 0
@@ -286,19 +298,16 @@ def attend_chunk(
 
 @kernel
 def attend_tile(
-    kind, pool, pool_f32, table, table_at, layer, layers, kv_heads, kv_head, d, group, scratch, base,
-    q, q_at, q_stride, tokens, position, window, out, out_at, out_stride,
+    history, group, scratch, base, q, q_at, q_stride, tokens, position, out, out_at, out_stride
 ):  # fmt: skip
     """Attention of a tile over all its chunks → out[out_at + t·out_stride + g·d …], [tokens, group·d]."""
+    d = history.pool.head_dim
     rows = padded_group(group)
     _, _, queries, _, states, totals, _ = scratch_regions(d, tokens * rows)
     load_queries(q, q_at, q_stride, tokens, group, d, scratch, base + queries)
     clear_states(scratch, base + totals, tokens * rows, d)
     for chunk in range((position + tokens - 1) // CHUNK + 1):
-        attend_chunk(
-            kind, pool, pool_f32, table, table_at, layer, layers, kv_heads, kv_head, d, group, scratch, base,
-            tokens, position, window, chunk,
-        )  # fmt: skip
+        attend_chunk(history, group, scratch, base, tokens, position, chunk)
         for r in range(tokens * rows):
             join(scratch, base + totals + r * state_size(d), scratch, base + states + r * state_size(d), d)
     for t in range(tokens):
@@ -308,18 +317,12 @@ def attend_tile(
 
 
 @kernel
-def attend_part(
-    kind, pool, pool_f32, table, table_at, layer, layers, kv_heads, kv_head, d, group, scratch, base,
-    q, q_at, position, window, chunk, parts, parts_at,
-):  # fmt: skip
+def attend_part(history, group, scratch, base, q, q_at, position, chunk, parts, parts_at):
     """One chunk of one token: the states of its `group` rows → parts[parts_at …], for `join_parts`."""
-    rows = padded_group(group)
-    _, _, queries, _, states, _, _ = scratch_regions(d, rows)
+    d = history.pool.head_dim
+    _, _, queries, _, states, _, _ = scratch_regions(d, padded_group(group))
     load_queries(q, q_at, 0, 1, group, d, scratch, base + queries)
-    attend_chunk(
-        kind, pool, pool_f32, table, table_at, layer, layers, kv_heads, kv_head, d, group, scratch, base,
-        1, position, window, chunk,
-    )  # fmt: skip
+    attend_chunk(history, group, scratch, base, 1, position, chunk)
     for i in range(0, group * state_size(d), 8):
         store(parts, parts_at + i, load(f32x8, scratch, base + states + i))
 

@@ -14,7 +14,7 @@ never written is never used: attention masks it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -70,20 +70,22 @@ def half_block_bytes(kind: str, head_dim: int) -> int:
     return BLOCK * head_dim * NUMBER_BYTES[KINDS[kind]] + scales
 
 
-@kernel
-def half_bytes(kind, d):
-    """`half_block_bytes` for kernels."""
-    if kind == F32:
-        return BLOCK * d * 4
-    if kind == F16:
-        return BLOCK * d * 2
-    return BLOCK * d + BLOCK * (d // GROUP) * 4
+class Pool(NamedTuple):
+    """The cache of all sequences, for kernels."""
+
+    kind: int  # F32, F16 or INT8
+    bytes: Any  # uint8: all blocks
+    floats: Any  # the same memory as float32
+    layers: int
+    kv_heads: int
+    head_dim: int
+    half: int  # `half_block_bytes`
 
 
 @kernel
-def keys_offset(kind, block, layer, head, layers, kv_heads, d):
-    """The byte where the keys of a head in a block begin; its values follow them."""
-    return ((block * layers + layer) * kv_heads + head) * 2 * half_bytes(kind, d)
+def keys_offset(pool, block, layer, head):
+    """The byte where the keys of a head in a block begin; its values are `pool.half` bytes further on."""
+    return ((block * pool.layers + layer) * pool.kv_heads + head) * 2 * pool.half
 
 
 # ------------------------------------------------------------------------------------------ writing one position
@@ -106,42 +108,41 @@ def store_every(typing: Any, array: Any, index: Any, step: Any, vector: Any) -> 
 
 
 @kernel
-def write_key(kind, pool, pool_f32, at, slot, d, k, k_at):
-    """Store k[k_at : k_at + d] as position `slot` (0…31) of the block whose keys begin at byte `at`.
-
-    pool: uint8, the whole cache; pool_f32: the same memory as float32.
-    """
-    if kind == INT8:
+def write_key(pool, at, slot, k, k_at):
+    """Store k[k_at : k_at + d] as position `slot` (0…31) of the block whose keys begin at byte `at`."""
+    d = pool.head_dim
+    if pool.kind == INT8:
         for g in range(d // GROUP):
             scale = group_scale(k, k_at + g * GROUP)
-            pool_f32[(at + BLOCK * d) // 4 + g * BLOCK + slot] = scale
+            pool.floats[(at + BLOCK * d) // 4 + g * BLOCK + slot] = scale
             for i in range(g * GROUP, (g + 1) * GROUP, 8):
-                store_every(pool, at + i * BLOCK + slot, BLOCK, quantized(k, k_at + i, scale))
+                store_every(pool.bytes, at + i * BLOCK + slot, BLOCK, quantized(k, k_at + i, scale))
         return
     for i in range(0, d, 8):
         values = load(f32x8, k, k_at + i)
-        if kind == F32:
-            store_every(pool, at + (i * BLOCK + slot) * 4, BLOCK * 4, values)
+        if pool.kind == F32:
+            store_every(pool.bytes, at + (i * BLOCK + slot) * 4, BLOCK * 4, values)
         else:
-            store_every(pool, at + (i * BLOCK + slot) * 2, BLOCK * 2, float_to_half(values))
+            store_every(pool.bytes, at + (i * BLOCK + slot) * 2, BLOCK * 2, float_to_half(values))
 
 
 @kernel
-def write_value(kind, pool, pool_f32, at, slot, d, v, v_at):
+def write_value(pool, at, slot, v, v_at):
     """Store v[v_at : v_at + d] as position `slot` of the block whose values begin at byte `at`."""
-    if kind == INT8:
+    d = pool.head_dim
+    if pool.kind == INT8:
         for g in range(d // GROUP):
             scale = group_scale(v, v_at + g * GROUP)
-            pool_f32[(at + BLOCK * d) // 4 + slot * (d // GROUP) + g] = scale
+            pool.floats[(at + BLOCK * d) // 4 + slot * (d // GROUP) + g] = scale
             for i in range(g * GROUP, (g + 1) * GROUP, 8):
-                store(pool, at + slot * d + i, quantized(v, v_at + i, scale))
+                store(pool.bytes, at + slot * d + i, quantized(v, v_at + i, scale))
         return
     for i in range(0, d, 8):
         values = load(f32x8, v, v_at + i)
-        if kind == F32:
-            store(pool, at + (slot * d + i) * 4, values)
+        if pool.kind == F32:
+            store(pool.bytes, at + (slot * d + i) * 4, values)
         else:
-            store(pool, at + (slot * d + i) * 2, float_to_half(values))
+            store(pool.bytes, at + (slot * d + i) * 2, float_to_half(values))
 
 
 @kernel
@@ -165,30 +166,32 @@ def quantized(x, at, scale):
 
 
 @kernel
-def read_keys(kind, pool, pool_f32, at, d, keys, keys_at):
+def read_keys(pool, at, keys, keys_at):
     """The keys of a block as float32 [d, 32] → keys[keys_at …]. Slots never written hold anything, NaN included."""
+    d = pool.head_dim
     for i in range(d):
         for lane in range(0, BLOCK, 8):
-            if kind == F32:
-                k = load(f32x8, pool, at + (i * BLOCK + lane) * 4)
-            elif kind == F16:
-                k = half_to_float(load(u16x8, pool, at + (i * BLOCK + lane) * 2))
+            if pool.kind == F32:
+                k = load(f32x8, pool.bytes, at + (i * BLOCK + lane) * 4)
+            elif pool.kind == F16:
+                k = half_to_float(load(u16x8, pool.bytes, at + (i * BLOCK + lane) * 2))
             else:
-                scale = load(f32x8, pool_f32, (at + BLOCK * d) // 4 + i // GROUP * BLOCK + lane)
-                k = multiply(to_float(load(i8x8, pool, at + i * BLOCK + lane)), scale)
+                scale = load(f32x8, pool.floats, (at + BLOCK * d) // 4 + i // GROUP * BLOCK + lane)
+                k = multiply(to_float(load(i8x8, pool.bytes, at + i * BLOCK + lane)), scale)
             store(keys, keys_at + i * BLOCK + lane, k)
 
 
 @kernel
-def read_values(kind, pool, pool_f32, at, slots, d, values, values_at, stride):
+def read_values(pool, at, slots, values, values_at, stride):
     """The first `slots` values of a block as float32 rows → values[values_at + slot·stride …]."""
+    d = pool.head_dim
     for slot in range(slots):
         for i in range(0, d, 8):
-            if kind == F32:
-                v = load(f32x8, pool, at + (slot * d + i) * 4)
-            elif kind == F16:
-                v = half_to_float(load(u16x8, pool, at + (slot * d + i) * 2))
+            if pool.kind == F32:
+                v = load(f32x8, pool.bytes, at + (slot * d + i) * 4)
+            elif pool.kind == F16:
+                v = half_to_float(load(u16x8, pool.bytes, at + (slot * d + i) * 2))
             else:
-                scale = pool_f32[(at + BLOCK * d) // 4 + slot * (d // GROUP) + i // GROUP]
-                v = multiply(to_float(load(i8x8, pool, at + slot * d + i)), splat(scale))
+                scale = pool.floats[(at + BLOCK * d) // 4 + slot * (d // GROUP) + i // GROUP]
+                v = multiply(to_float(load(i8x8, pool.bytes, at + slot * d + i)), splat(scale))
             store(values, values_at + slot * stride + i, v)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from qkv.errors import ModelFileError, QkvError
 from qkv.kernels.attention import CHUNK, padded_group, scratch_regions, state_size
 from qkv.kernels.formats import MATRIX, new_arena
-from qkv.kernels.kvcache import BLOCK, KINDS, half_block_bytes
+from qkv.kernels.kvcache import BLOCK, KINDS, Pool, half_block_bytes
 from qkv.kernels.team import Program, StepCancelledError, team
 from qkv.kernels.tiles import INFO
 from qkv.kernels.warmup import compile_in_child
@@ -80,7 +80,7 @@ class CompiledDecoder:
             raise ModelFileError(f"head_dim {config.head_dim} is not a multiple of 16; the kernels need that")
         self.config, self.context, self.outputs = config, context, outputs
         self.pool = BlockPool(_pool_blocks(config, cache, context))
-        self._model = _shape(config, weights.formats, cache)
+        self._model = _shape(config, weights.formats)
         self._weights = Weights(
             weights.arena, weights.matrices, weights.vectors, np.zeros(config.num_hidden_layers, np.int64)
         )
@@ -188,7 +188,7 @@ def warm(spec: list[str]) -> None:
         rope_theta=1e4,
         tie_word_embeddings=True,
     )
-    model = _shape(config, frozenset(spec), "f32")
+    model = _shape(config, frozenset(spec))
     weights = Weights(new_arena(64), np.zeros(1, MATRIX), np.zeros(1, np.float32), np.zeros(1, np.int64))
     arrays = (_new_batch(config, 1), model, weights, _new_work(config, model, 1, "f32", 1, 1))
     Program(step_for(frozenset(spec)), arrays, 1).compile()
@@ -198,7 +198,7 @@ def _row(size: int) -> int:
     return -(-size // 32) * 32
 
 
-def _shape(config: ModelConfig, formats: Iterable[str], cache: str) -> Model:
+def _shape(config: ModelConfig, formats: Iterable[str]) -> Model:
     rows = TILE_TOKENS * padded_group(config.heads_per_kv_head)
     return Model(
         layers=config.num_hidden_layers,
@@ -214,7 +214,6 @@ def _shape(config: ModelConfig, formats: Iterable[str], cache: str) -> Model:
         quantized=any(name.startswith("int") for name in formats),
         qk_norm=config.qk_norm,
         qkv_bias=config.qkv_bias,
-        cache_kind=KINDS[cache],
         eps=np.float32(config.rms_norm_eps),
     )
 
@@ -256,7 +255,16 @@ def _new_batch(config: ModelConfig, table: int) -> Batch:
 
 
 def _new_work(config: ModelConfig, model: Model, blocks: int, cache: str, threads: int, outputs: int) -> Work:
-    pool = new_arena(blocks * block_bytes(config, cache))
+    memory = new_arena(blocks * block_bytes(config, cache))
+    pool = Pool(
+        kind=KINDS[cache],
+        bytes=memory,
+        floats=memory.view(np.float32),
+        layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        half=half_block_bytes(cache, config.head_dim),
+    )
     qkv = (model.heads + 2 * model.kv_heads) * model.head_dim
     widest = max(model.hidden_row, model.o_row, model.mlp_row)
     float32 = {
@@ -275,7 +283,6 @@ def _new_work(config: ModelConfig, model: Model, blocks: int, cache: str, thread
     }
     return Work(
         pool=pool,
-        pool_f32=pool.view(np.float32),
         xq=np.zeros(STEP_TOKENS * widest, np.int8),
         xinfo=np.zeros(INFO * STEP_TOKENS * widest // 32, np.int32),
         **{name: np.zeros(size, np.float32) for name, size in float32.items()},

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from qkv.kernels.attention import CHUNK, attend_part, attend_tile, join_parts, state_size
+from qkv.kernels.attention import CHUNK, History, attend_part, attend_tile, join_parts, state_size
 from qkv.kernels.formats import dequantize_row
 from qkv.kernels.jit import kernel
-from qkv.kernels.kvcache import BLOCK, half_bytes, keys_offset, write_key, write_value
+from qkv.kernels.kvcache import BLOCK, keys_offset, write_key, write_value
 from qkv.kernels.matmul import matmul_for, quantize_groups
 from qkv.kernels.pointwise import add_row, copy_row, rms_norm_row, rope_row, swiglu_row
 from qkv.kernels.spmd import barrier, claim
@@ -73,7 +73,6 @@ class Model(NamedTuple):
     quantized: bool  # whether any matrix wants its input as int8
     qk_norm: bool
     qkv_bias: bool
-    cache_kind: int
     eps: Any  # float32
 
 
@@ -89,8 +88,7 @@ class Weights(NamedTuple):
 class Work(NamedTuple):
     """The KV cache, and the numbers between the phases (row t is token t, unless said)."""
 
-    pool: Array  # uint8: the KV cache
-    pool_f32: Array  # the same memory
+    pool: Any  # `kvcache.Pool`: the KV cache
     x: Array  # float32 [tokens, hidden_row]: the residual stream
     h: Array  # [tokens, hidden_row]: x, normed
     qkv: Array  # [tokens, (heads + 2 kv_heads) · d]
@@ -191,12 +189,11 @@ def add_bias(model, weights, work, t, head, vectors_at):
 @kernel
 def store_position(batch, model, work, layer, t, kv_head, k_at, v_at):
     """Write token t's key and value into its sequence's block."""
-    kind, d = model.cache_kind, model.head_dim
     position = batch.positions[t]
     block = batch.tables[batch.table_at[t] + position // BLOCK]
-    at = keys_offset(kind, block, layer, kv_head, model.layers, model.kv_heads, d)
-    write_key(kind, work.pool, work.pool_f32, at, position % BLOCK, d, work.qkv, k_at)
-    write_value(kind, work.pool, work.pool_f32, at + half_bytes(kind, d), position % BLOCK, d, work.qkv, v_at)
+    at = keys_offset(work.pool, block, layer, kv_head)
+    write_key(work.pool, at, position % BLOCK, work.qkv, k_at)
+    write_value(work.pool, at + work.pool.half, position % BLOCK, work.qkv, v_at)
 
 
 @kernel
@@ -213,26 +210,25 @@ def tap(sync, batch, model, work):
 def attend(sync, tid, batch, model, weights, work, layer):
     """o = attention(q, k, v): tiles of neighbouring tokens, and single tokens' chunks, for each key/value head."""
     d, group = model.head_dim, model.heads // model.kv_heads
+    base = tid * model.scratch_row
     item = claim(sync, 0, 1)
     while item < batch.command[TILES] * model.kv_heads:
         tile, g = item // model.kv_heads, item % model.kv_heads
-        t = batch.tiles[2 * tile]
+        t, tokens = batch.tiles[2 * tile], batch.tiles[2 * tile + 1]
+        history = History(work.pool, batch.tables, batch.table_at[t], layer, g, weights.windows[layer])
         attend_tile(
-            model.cache_kind, work.pool, work.pool_f32, batch.tables, batch.table_at[t],
-            layer, model.layers, model.kv_heads, g, d, group, work.scratch, tid * model.scratch_row,
-            work.qkv, head_at(model, t, g * group), head_at(model, 1, 0), batch.tiles[2 * tile + 1],
-            batch.positions[t], weights.windows[layer], work.o, t * model.o_row + g * group * d, model.o_row,
+            history, group, work.scratch, base, work.qkv, head_at(model, t, g * group), head_at(model, 1, 0),
+            tokens, batch.positions[t], work.o, t * model.o_row + g * group * d, model.o_row,
         )  # fmt: skip
         item = claim(sync, 0, 1)
     item = claim(sync, 1, 1)
     while item < batch.command[PARTS] * model.kv_heads:
         part, g = item // model.kv_heads, item % model.kv_heads
-        t = batch.parts[2 * part]
+        t, chunk = batch.parts[2 * part], batch.parts[2 * part + 1]
+        history = History(work.pool, batch.tables, batch.table_at[t], layer, g, weights.windows[layer])
         attend_part(
-            model.cache_kind, work.pool, work.pool_f32, batch.tables, batch.table_at[t],
-            layer, model.layers, model.kv_heads, g, d, group, work.scratch, tid * model.scratch_row,
-            work.qkv, head_at(model, t, g * group), batch.positions[t], weights.windows[layer],
-            batch.parts[2 * part + 1], work.parts, (part * model.heads + g * group) * state_size(d),
+            history, group, work.scratch, base, work.qkv, head_at(model, t, g * group), batch.positions[t], chunk,
+            work.parts, (part * model.heads + g * group) * state_size(d),
         )  # fmt: skip
         item = claim(sync, 1, 1)
 
