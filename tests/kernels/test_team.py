@@ -2,6 +2,7 @@ import os
 import threading
 import time
 
+import numba
 import numpy as np
 import pytest
 import team_samples as samples
@@ -288,7 +289,12 @@ def test_the_machine_code_of_a_step_cannot_raise_and_counts_no_references():
     with pytest.raises(AssertionError, match="ret i32"):
         assert_pure(samples.failing, 0, 1, sync, np.zeros(1, np.int64))
     with pytest.raises(AssertionError, match="NRT_"):
-        assert_pure(samples.allocating, 0, 1, sync, np.zeros(1, np.int64))
+        assert_pure(numba.njit(samples.allocating.py_func), 0, 1, sync, np.zeros(1, np.int64))
+
+
+def test_a_kernel_that_allocates_is_not_compiled():
+    with pytest.raises(numba.core.errors.NumbaError, match="Only accept returning of array passed"):
+        samples.allocating(0, 1, np.zeros(spmd.sync_size(1), np.int64), np.zeros(1, np.int64))
 
 
 def test_one_team_per_process():

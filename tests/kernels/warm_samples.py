@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -36,6 +37,25 @@ def total(x):
 
 
 scale_by_three = scaled(3)
+
+
+def called(factor):
+    """A kernel that calls another, which closes over a number and is too long for LLVM to make it part of its caller."""
+
+    @kernel
+    def long(x):
+        y = math.erf(x + math.erf(x + math.erf(x + math.erf(x + math.erf(x)))))
+        y = math.erf(y + math.erf(y + math.erf(y + math.erf(y + math.erf(y)))))
+        y = math.erf(y + math.erf(y + math.erf(y + math.erf(y + math.erf(y)))))
+        return factor + 0 * y
+
+    @kernel
+    def call(x):
+        return long(x) + long(2 * x)
+
+    return call
+
+
 TYPES = {"float64": numba.float64, "int64": numba.int64}
 
 

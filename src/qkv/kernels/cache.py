@@ -41,6 +41,12 @@ on_compiled: list[Callable[[str], None]] = []
 """Called with a kernel's name whenever one was compiled (not when it came from the disk)."""
 
 
+def tell_compiled(name: str) -> None:
+    """Say that the kernel `name` was compiled."""
+    for tell in on_compiled:
+        tell(name)
+
+
 @functools.cache
 def host_cpu() -> tuple[str, str]:
     """The name and the features of the CPU that kernels are compiled for, as LLVM writes them."""
@@ -192,8 +198,7 @@ class KernelCache(_Cache):
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Store the compiled function; a disk that is full or read-only costs the next start some time."""
-        for tell in on_compiled:
-            tell(self._function.__qualname__)
+        tell_compiled(self._function.__qualname__)
         path = self._path(signature, compiled.codegen)
         if path is None or not self._format.check_cachable(compiled):
             return
@@ -209,39 +214,41 @@ class KernelCache(_Cache):
 
     def _path(self, signature: Any, codegen: Any) -> Path | None:
         where = directory()
-        key = self._key()
+        key = key_of(self._function)
         if not self._enabled or where is None or key is None:
             return None
         digest = hashlib.sha256(f"{key}\0{signature}\0{codegen.magic_tuple()}".encode()).hexdigest()[:20]
         return where / f"{self._stem()}-{digest}.nbc"
 
-    @functools.cached_property
-    def _source(self) -> bytes | None:
-        """The content of the kernel's own file (one outside qkv is not in the fingerprint); None if there is none."""
-        try:
-            return Path(self._function.__code__.co_filename).read_bytes()
-        except OSError:
-            return None
 
-    def _key(self) -> str | None:
-        """What this kernel is, in words that another process would find too; None if it cannot be stored."""
-        if self._source is None:
+@functools.cache
+def _content(path: str) -> bytes | None:
+    """A kernel's own file (one outside qkv is not in the fingerprint); None if there is none."""
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return None
+
+
+def key_of(function: Callable[..., Any]) -> str | None:
+    """What a kernel is, in words that another process would find too; None if it cannot be stored."""
+    content = _content(function.__code__.co_filename)
+    if content is None:
+        return None
+    digest = hashlib.sha256(content)
+    digest.update(function.__code__.co_code)
+    for cell in function.__closure__ or ():
+        described = _describe(cell.cell_contents)
+        if described is None:
             return None
-        digest = hashlib.sha256(self._source)
-        digest.update(self._function.__code__.co_code)
-        for cell in self._function.__closure__ or ():
-            described = _describe(cell.cell_contents)
-            if described is None:
-                return None
-            digest.update(described)
-        return digest.hexdigest()
+        digest.update(described)
+    return digest.hexdigest()
 
 
 def _describe(value: Any) -> bytes | None:
     """A value that a kernel closes over. Numba pickles it, which for a kernel differs in every process."""
     if isinstance(value, Dispatcher):
-        cache = getattr(value, "_cache", None)
-        inner = cache._key() if isinstance(cache, KernelCache) else None
+        inner = key_of(value.py_func)
         return None if inner is None else f"{value.py_func.__module__}.{value.py_func.__qualname__}:{inner}".encode()
     if isinstance(value, (bool, int, float, str, bytes, tuple)):
         return repr(value).encode()

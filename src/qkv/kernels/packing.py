@@ -56,9 +56,12 @@ def pack(
     _check_range(arena, matrix, first_row, values.shape, int(matrix["columns"]), name)
     if values.dtype not in _SOURCES:
         raise ParameterError(f"{name}: cannot pack {values.dtype} numbers; give float32, float16 or bfloat16 bits")
+    columns = int(matrix["groups"]) * GROUP
+    row, block = np.zeros(columns + ROWS, np.float32), np.zeros(columns * ROWS, np.float32)
     finite = _pack_rows(
-        arena, np.array([matrix], MATRIX), first_row, _read_only_bytes(values), _SOURCES[values.dtype], values.shape[0]
-    )
+        arena, np.array([matrix], MATRIX), first_row, _read_only_bytes(values), _SOURCES[values.dtype], values.shape[0],
+        row, block,
+    )  # fmt: skip
     if not finite:
         raise ModelFileError(
             f"{name}: rows {first_row} to {first_row + len(values) - 1} hold a number that is not finite"
@@ -124,21 +127,18 @@ def _read_only_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 @kernel
-def _pack_rows(arena, matrices, first_row, source, kind, count):
-    """Returns whether every number was finite."""
+def _pack_rows(arena, matrices, first_row, source, kind, count, row, block):
+    """Returns whether every number was finite. `row`, zeros, is room for one row, `block` for 8 interleaved."""
     matrix = matrices[0]
     size = 2 if kind != _FLOAT32 else 4
-    row = np.zeros(matrix.groups * GROUP + ROWS, np.float32)
-    block = np.zeros(matrix.groups * GROUP * ROWS, np.float32)
     not_finite = simd.splat(np.float32(0))
     for i in range((count + ROWS - 1) // ROWS):
         for lane in range(ROWS):
-            if i * ROWS + lane < count:
+            exists = i * ROWS + lane < count
+            if exists:
                 _read_row(source, (i * ROWS + lane) * matrix.columns * size, kind, matrix.columns, row)
-            else:
-                row[:] = np.float32(0)
             for k in range(matrix.groups * GROUP):
-                block[k * ROWS + lane] = row[k]
+                block[k * ROWS + lane] = row[k] if exists else np.float32(0)
         for k in range(matrix.columns):
             not_finite = simd.fma(load(f32x8, block, k * ROWS), simd.splat(np.float32(0)), not_finite)
         _pack_block(arena, matrix, first_row // ROWS + i, block)
