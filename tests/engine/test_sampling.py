@@ -49,6 +49,7 @@ def test_candidates_equal_the_definition(logits, temperature, min_p, top_k, top_
     common = set(ids.tolist()) & set(expected)
     assert abs(len(ids) - len(expected)) <= 1 or min_p == 1.0
     assert len(common) >= min(len(ids), len(expected))
+    assert len(set(ids.tolist())) == len(ids)
     if set(ids.tolist()) == set(expected):
         np.testing.assert_allclose(p / p.sum(), [expected[i] for i in ids.tolist()], rtol=1e-9)
 
@@ -81,6 +82,24 @@ def test_min_p_works_on_a_large_vocabulary():
     logits = np.zeros(151_936, np.float32)
     logits[[7, 100_000]] = [10, 9.5]
     assert candidates(logits, params(temperature=1, min_p=0.5))[0].tolist() == [7, 100_000]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"top_k": 20}, {"top_k": 5000}, {"top_p": 0.5}, {"top_p": 0.999}, {"top_k": 300, "top_p": 0.9}]
+)
+@pytest.mark.parametrize("spread", [0.5, 4.0])
+def test_a_large_vocabulary_is_searched_without_losing_anyone(fields, spread):
+    """Against full sorts, with many ties (logits rounded to a grid)."""
+    logits = np.round(np.random.default_rng(3).standard_normal(20_011) * spread * 8) / 8
+    logits = logits.astype(np.float32)
+    ids, p = candidates(logits, params(temperature=0.7, **fields))
+    e = np.exp((logits - logits.max()).astype(np.float64) / 0.7)
+    order = np.lexsort((np.arange(len(e)), -e))[: fields.get("top_k", len(e))]
+    probabilities = e[order] / e[order].sum()
+    kept = max(1, int(np.count_nonzero(np.cumsum(probabilities) - probabilities < fields.get("top_p", 1.1))))
+    assert abs(len(ids) - kept) <= 1  # the sum that reaches top_p may round either way
+    assert np.array_equal(ids[: kept - 1], order[: kept - 1])
+    np.testing.assert_allclose(p[: kept - 1], probabilities[: kept - 1], rtol=1e-9)
 
 
 def test_draws_follow_the_distribution():

@@ -100,6 +100,6 @@ class Engine:
     def _step(self, ids: Sequence[int], cache: Any) -> NDArray[np.float32]:
         """Run the new tokens; the logits of the last one."""
         logits = self.model.next_logits(ids, cache)
-        if not np.isfinite(logits).all():
+        if not np.isfinite(logits.sum()):  # one that is not finite makes the sum so; half the time of asking each
             raise QkvError("the model computed a value that is not a number: its weights are damaged")
         return logits

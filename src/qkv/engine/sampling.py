@@ -6,12 +6,13 @@ sampled from. Randomness is keyed by (seed, choice, position): a request's text 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from qkv.engine.params import SamplingParams
+
+
+RUN = 64  # tokens that share a maximum in `_shortlist`
 
 
 def sample(logits: NDArray[np.float32], params: SamplingParams, *, position: int, choice: int = 0) -> int:
@@ -30,37 +31,80 @@ def sample(logits: NDArray[np.float32], params: SamplingParams, *, position: int
 
 
 def candidates(logits: NDArray[np.float32], params: SamplingParams) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The tokens that may be drawn, most likely first, and their probabilities before renormalizing."""
-    ids = np.arange(len(logits))
+    """The tokens that may be drawn, and their probabilities before renormalizing.
+
+    The likeliest come first, unless no number limits them: then they are in the order of their ids.
+    """
+    top_k = params.top_k if params.top_k and params.top_k > 0 else len(logits)
+    top_p = 1.0 if params.top_p is None else params.top_p
+    if top_p < 1 and top_k == len(logits):
+        return _nucleus(logits, params, top_p)
+    ids, e = _weights(logits, params, _shortlist(logits, top_k))
+    if top_k < len(logits):
+        ids, e = _ranked(ids, e, top_k)
+    probabilities = e / e.sum()
+    return _cut(ids, probabilities, top_p) if top_p < 1 else (ids, probabilities)
+
+
+def _weights(
+    logits: NDArray[np.float32], params: SamplingParams, ids: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """e^((logit - largest) / temperature) of the ids that min_p leaves."""
     # The maximum goes out before the division: a tiny temperature then gives 0 and -inf, never NaN.
     with np.errstate(over="ignore"):
-        scaled = (logits.astype(np.float64) - float(logits.max())) / float(params.temperature or 1)
+        scaled = (logits[ids].astype(np.float64) - float(logits.max())) / float(params.temperature or 1)
     if params.min_p:
-        ids = ids[scaled >= np.log(params.min_p)]
-    if params.top_k is not None and 0 < params.top_k < len(ids):
-        ids = _top(ids, scaled, params.top_k)
-    e = np.exp(scaled[ids])
-    probabilities = e / e.sum()
-    order = np.lexsort((ids, -probabilities))
-    ids, probabilities = ids[order], probabilities[order]
-    if params.top_p is not None and params.top_p < 1:
-        # A token stays while the ones before it have not yet reached top_p; the first always does.
-        before = np.cumsum(probabilities) - probabilities
-        kept = max(1, int(np.count_nonzero(before < params.top_p)))
-        ids, probabilities = ids[:kept], probabilities[:kept]
-    return ids, probabilities
+        kept = scaled >= np.log(params.min_p)
+        ids, scaled = ids[kept], scaled[kept]
+    return ids, np.exp(scaled)
+
+
+def _nucleus(
+    logits: NDArray[np.float32], params: SamplingParams, top_p: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """top_p alone: sort only as many of the likeliest tokens as it takes to reach it."""
+    total = _weights(logits, params, np.arange(len(logits)))[1].sum()
+    count = 256
+    while True:
+        count = min(4 * count, len(logits))
+        ids, e = _weights(logits, params, _shortlist(logits, count))
+        ids, e = _ranked(ids, e, count)
+        if count == len(logits) or e.sum() >= top_p * total:
+            return _cut(ids, e / total, top_p)
+
+
+def _cut(
+    ids: NDArray[np.int64], probabilities: NDArray[np.float64], top_p: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Of ranked tokens, those before which the sum has not yet reached top_p; the first always stays."""
+    before = np.cumsum(probabilities) - probabilities
+    kept = max(1, int(np.count_nonzero(before < top_p)))
+    return ids[:kept], probabilities[:kept]
+
+
+def _ranked(
+    ids: NDArray[np.int64], e: NDArray[np.float64], count: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The `count` likeliest, likeliest first; ties go to the lowest id."""
+    order = np.lexsort((ids, -e))[:count]
+    return ids[order], e[order]
+
+
+def _shortlist(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """Ids of the `count` largest logits and some more, in their order: found without sorting.
+
+    Of any `count` tokens the smallest logit is a lower bound of the wanted ones. Taking each run's largest, the runs
+    with the `count` largest give a bound that few tokens reach.
+    """
+    if count * RUN >= len(logits):
+        return np.arange(len(logits))
+    whole = len(logits) // RUN * RUN
+    largest = logits[:whole].reshape(-1, RUN).max(axis=1)
+    bound = np.partition(largest, len(largest) - count)[len(largest) - count]
+    return np.flatnonzero(logits >= bound)
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
     """A number in [0, 1) that depends on its three keys only (Philox, a counter-based generator)."""
     generator = np.random.Generator(np.random.Philox(key=[seed, choice], counter=position))
     return float(generator.random())
-
-
-def _top(ids: NDArray[Any], scaled: NDArray[np.float64], k: int) -> NDArray[Any]:
-    """The k ids of the largest scores; of those that tie for the last places, the lowest ids."""
-    values = scaled[ids]
-    threshold = np.partition(values, len(values) - k)[len(values) - k]
-    above = ids[values > threshold]
-    tied = ids[values == threshold][: k - len(above)]
-    return np.concatenate([above, tied])
