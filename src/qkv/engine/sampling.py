@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from qkv.engine.params import SamplingParams
 
-
 RUN = 64  # tokens that share a maximum in `_shortlist`
 
 
