@@ -31,8 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.errors import ParameterError
-from qkv.kernels.jit import kernel
-from qkv.kernels.pure import inlined, uncounted
+from qkv.kernels.jit import inlined, kernel
 from qkv.kernels.simd import bf16_to_float, f32x8, first_lane, half_to_float, spread, u16x8
 
 GROUP = 32
@@ -113,7 +112,6 @@ def read_half(arena, at):
     return first_lane(half_to_float(spread(u16x8, arena, at)))
 
 
-@uncounted
 @kernel
 def dequantize_row(arena, matrix, row, out, at):
     """Write row `row` of the matrix, exactly as float32, to out[at : at + columns]. Used for embeddings."""
@@ -142,7 +140,6 @@ def weight(arena, matrix, tile, lane, k):
     return scale * q + read_half(arena, matrix.minimums + (tile * ROWS + lane) * 2)
 
 
-@uncounted
 @kernel
 def _dequantize_rows(arena, matrices, first_row, out):
     matrix = matrices[0]

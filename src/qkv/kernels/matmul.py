@@ -26,8 +26,7 @@ import numpy as np
 
 from qkv.kernels import simd
 from qkv.kernels.formats import BF16, F32, FORMATS, GROUP, INT4, INT4M, INT8, ROWS
-from qkv.kernels.jit import kernel
-from qkv.kernels.pure import inlined, uncounted
+from qkv.kernels.jit import inlined, kernel
 from qkv.kernels.simd import f32x8, load, store
 from qkv.kernels.tiles import DENSE_STEP, EXTRA, INFO, PLACE4, PLACE8, SUM, dense_step, group_step, store_tile, zeros
 
@@ -40,7 +39,6 @@ _BLOCKS = {F32: 2, BF16: 2} | dict.fromkeys((INT8, INT4, INT4M), 2 if simd.HAS_V
 _TOKENS = 4
 
 
-@uncounted
 @kernel
 def quantize_groups(x, x_at, xq, xs, xinfo, first, end):
     """Quantize groups first … end-1 of the activations x[x_at:] (float32, [T, columns padded to 32], contiguous).
@@ -80,7 +78,6 @@ def quantize_groups(x, x_at, xq, xs, xinfo, first, end):
         xinfo[INFO * i + EXTRA] = simd.sum_lanes_i32(rest) & 0xFFFF
 
 
-@uncounted
 @kernel
 def two_largest(a, b, c, d):
     """The two largest of 32 magnitudes, as bits; not-a-number is the largest of all."""
@@ -108,7 +105,6 @@ def matmul_for(formats: Iterable[str]) -> Callable[..., Any]:
     has_int8, has_int4, has_int4m = "int8" in names, "int4" in names, "int4m" in names
     f32_blocks, bf16_blocks, int8_blocks, int4_blocks, int4m_blocks = (_product(kind) for kind in FORMATS.values())
 
-    @uncounted
     @kernel
     def matmul(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end):
         kind = matrix.format

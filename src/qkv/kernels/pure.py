@@ -1,7 +1,0 @@
-"""Old names, until nothing uses them."""
-
-from qkv.kernels.jit import inlined as inlined
-
-
-def uncounted(compiled):  # type: ignore[no-untyped-def]
-    return compiled
