@@ -126,7 +126,7 @@ class CompiledDecoder:
             for chunk in chunks:
                 chunk.cache.length += len(chunk.ids)
             rows = int(self._batch.command[forward.OUTPUTS])
-            return self._work.logits[: rows * self.config.vocab_size].reshape(rows, -1).copy()
+            return self._work.logits[: rows * self.config.vocab_size].reshape(rows, self.config.vocab_size).copy()
 
     def close(self) -> None:
         """End: a step that runs in another thread is broken off, and the team lets go of the memory."""
