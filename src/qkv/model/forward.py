@@ -292,14 +292,15 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
     matmul = matmul_for(formats)
 
     @kernel
-    def multiply(sync, weights, work, first, count, x, tokens, out, out_stride, columns):
-        """`count` matrices from `first` on, all of the same input x: the i-th writes from column columns[i] on."""
+    def multiply(sync, weights, work, first, count, x, tokens, out, out_stride, second, third):
+        """`count` matrices from `first` on, all of the same input x; they write from column 0, `second`, `third` on."""
         for i in range(count):
             matrix = weights.matrices[first + i]
+            column = 0 if i == 0 else second if i == 1 else third
             block = claim(sync, i, ROW_BLOCKS)
             while block < matrix.blocks:
                 matmul(
-                    weights.arena, matrix, x, 0, work.xq, work.xs, work.xinfo, out, columns[i], out_stride, tokens,
+                    weights.arena, matrix, x, 0, work.xq, work.xs, work.xinfo, out, column, out_stride, tokens,
                     block, min(block + ROW_BLOCKS, matrix.blocks),
                 )  # fmt: skip
                 block = claim(sync, i, ROW_BLOCKS)
@@ -319,7 +320,7 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
                 return
             multiply(
                 sync, weights, work, matrices + Q, 3, work.h, tokens,
-                work.qkv, (heads + 2 * kv_heads) * d, (0, heads * d, (heads + kv_heads) * d),
+                work.qkv, (heads + 2 * kv_heads) * d, heads * d, (heads + kv_heads) * d,
             )  # fmt: skip
             if barrier(sync, n):
                 return
@@ -334,7 +335,7 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
             finish_attention(sync, tid, batch, model, work)
             if barrier(sync, n):
                 return
-            multiply(sync, weights, work, matrices + O, 1, work.o, tokens, work.y, model.hidden_row, (0, 0, 0))
+            multiply(sync, weights, work, matrices + O, 1, work.o, tokens, work.y, model.hidden_row, 0, 0)
             if barrier(sync, n):
                 return
 
@@ -343,14 +344,14 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
                 return
             multiply(
                 sync, weights, work, matrices + GATE, 2, work.h, tokens,
-                work.gate_up, 2 * model.mlp_row, (0, model.mlp_row, 0),
+                work.gate_up, 2 * model.mlp_row, model.mlp_row, 0,
             )  # fmt: skip
             if barrier(sync, n):
                 return
             activate(sync, batch, model, work)
             if barrier(sync, n):
                 return
-            multiply(sync, weights, work, matrices + DOWN, 1, work.act, tokens, work.y, model.hidden_row, (0, 0, 0))
+            multiply(sync, weights, work, matrices + DOWN, 1, work.act, tokens, work.y, model.hidden_row, 0, 0)
             if barrier(sync, n):
                 return
 
@@ -361,7 +362,7 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
             head = model.layers * PER_LAYER + 1
             multiply(
                 sync, weights, work, head, 1, work.h, batch.command[OUTPUTS],
-                work.logits, weights.matrices[head].rows, (0, 0, 0),
+                work.logits, weights.matrices[head].rows, 0, 0,
             )  # fmt: skip
 
     return step
