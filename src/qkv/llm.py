@@ -17,7 +17,7 @@ from qkv.engine.params import SamplingParams
 from qkv.errors import ModelFileError, ParameterError, QkvError
 from qkv.kernels.cores import available_cores
 from qkv.kernels.team import MAX_THREADS
-from qkv.model.compiled import CompiledDecoder
+from qkv.model.compiled import CompiledDecoder, compile_kernels
 from qkv.model.cost import decode_bytes
 from qkv.progress import Progress, silent
 from qkv.text.output import OutputPipeline
@@ -25,7 +25,7 @@ from qkv.text.template import ChatTemplate, encode_chat
 from qkv.text.thinking import ThinkingSplit
 from qkv.text.tokenizer import Tokenizer
 from qkv.weights.checkpoint import Checkpoint, open_checkpoint
-from qkv.weights.load import load_weights
+from qkv.weights.load import formats_of, load_weights
 from qkv.weights.names import resolve
 
 Prompt = str | Sequence[int]
@@ -144,6 +144,7 @@ class LLM:
         self.tokenizer = _tokenizer(checkpoint)
         self._generation_config = checkpoint.generation_config
         self._template = _template(checkpoint, self.tokenizer)
+        compile_kernels(formats_of(self.config, checkpoint.tensors, weights), progress)
         loaded = load_weights(self.config, checkpoint.tensors, wanted=weights, threads=self.threads, progress=progress)
         self.notes = [*checkpoint.notes, *loaded.notes]
         self.weight_bytes = loaded.bytes_per_token

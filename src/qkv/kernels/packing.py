@@ -101,6 +101,14 @@ def quantize(values: NDArray[Any], fmt: str) -> tuple[NDArray[np.uint8], np.void
     return arena, matrix
 
 
+def compile_all() -> None:
+    """Compile what `pack` and `pack_gguf` use, or load it from the disk, by packing no rows."""
+    matrix = place("int8", ROWS, GROUP)
+    arena = new_arena(packed_bytes("int8", ROWS, GROUP))
+    pack(arena, matrix, 0, np.zeros((0, GROUP), np.float32))
+    pack_gguf(arena, matrix, 0, np.zeros((0, _GGUF[INT8][1]), np.uint8))
+
+
 def _check_range(
     arena: NDArray[np.uint8], matrix: np.void, first_row: int, shape: tuple[int, ...], width: int, name: str
 ) -> None:

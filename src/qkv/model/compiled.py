@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.errors import ModelFileError, QkvError
+from qkv.kernels import packing
 from qkv.kernels.attention import CHUNK, padded_group, scratch_regions, state_size
 from qkv.kernels.formats import MATRIX, new_arena
 from qkv.kernels.kvcache import BLOCK, KINDS, Pool, half_block_bytes
@@ -86,7 +87,7 @@ class CompiledDecoder:
         )
         self._batch = _new_batch(config, -(-context // BLOCK))
         self._work = _new_work(config, self._model, self.pool.size, cache, threads, outputs)
-        compile_in_child(__name__, sorted(weights.formats), progress)
+        compile_kernels(weights.formats, progress)
         arrays = (self._batch, self._model, self._weights, self._work)
         self._program = Program(step_for(weights.formats), arrays, threads)
         self._one_step = threading.Lock()  # the batch's arrays serve one step at a time
@@ -172,8 +173,14 @@ class CompiledDecoder:
         batch.command[:] = tokens, tiles, parts, outputs, 1, -1
 
 
+def compile_kernels(formats: Iterable[str], progress: Progress = silent) -> None:
+    """Have all kernels that a model with matrices of these formats needs on the disk: packing and the step."""
+    compile_in_child(__name__, sorted(formats), progress)
+
+
 def warm(spec: list[str]) -> None:
-    """Compile the step for these weight formats (called by `compile_in_child`)."""
+    """Compile the kernels for these weight formats (called by `compile_in_child`)."""
+    packing.compile_all()
     config = ModelConfig(
         architecture="qwen3",
         hidden_size=32,

@@ -40,9 +40,7 @@ def load_weights(
     """Pack every tensor of a model. `wanted` is a format of `FORMATS`; None keeps what a kernel can read as it is and
     makes the rest int8. Raises ParameterError for an unknown format, ModelFileError for numbers that are not finite.
     """
-    choices = ("f32", "bf16", "int8", "int4")
-    if wanted is not None and wanted not in choices:
-        raise ParameterError(f"weights: unknown format {wanted!r}; choose one of {', '.join(choices)}")
+    formats = formats_of(config, tensors, wanted)
     names = matrix_names(config)
     placed: dict[str, Any] = {}
     size = 0
@@ -57,10 +55,18 @@ def load_weights(
         arena=arena,
         matrices=np.array([placed[name] for name in names], MATRIX),
         vectors=_vectors(config, tensors),
-        formats=frozenset(_format(tensors[name].dtype, wanted) for name in names),
+        formats=formats,
         bytes_per_token=size if config.tie_word_embeddings else size - _size(placed[TABLE]),
         notes=_conversions(names, tensors, wanted),
     )
+
+
+def formats_of(config: ModelConfig, tensors: Mapping[str, StoredTensor], wanted: str | None) -> frozenset[str]:
+    """The formats that `load_weights` would pack the matrices in. Raises ParameterError for an unknown one."""
+    choices = ("f32", "bf16", "int8", "int4")
+    if wanted is not None and wanted not in choices:
+        raise ParameterError(f"weights: unknown format {wanted!r}; choose one of {', '.join(choices)}")
+    return frozenset(_format(tensors[name].dtype, wanted) for name in matrix_names(config))
 
 
 def matrix_names(config: ModelConfig) -> list[str]:
