@@ -233,7 +233,7 @@ def test_a_changed_token_leaves_earlier_logits_alone(weights, kind):
 
 @pytest.mark.parametrize(("weights", "kind"), CASES)
 def test_used_memory_changes_nothing(weights, kind):
-    """All of the cache is NaN (as float32, as halves and as int8 scales), and so is all that lies between the phases."""
+    """All of the cache is NaN (as float32, halves and int8 scales), and so is all that lies between the phases."""
     config = FAMILIES["qwen3"]
     made, _, _ = weights_of("qwen3", weights)
     decoder = compiled(config, made, cache=kind)
