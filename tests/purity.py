@@ -18,7 +18,7 @@ def assert_pure(dispatcher: Any, *arguments: Any) -> None:
     record, or a call of Numba's runtime (reference counts, allocation).
     """
     options = {name: value for name, value in dispatcher.targetoptions.items() if name != "nopython"}
-    fresh = numba.njit(**options)(dispatcher.py_func)
+    fresh = numba.njit(pipeline_class=dispatcher._compiler.pipeline_class, **options)(dispatcher.py_func)
     assert isinstance(fresh._cache, NullCache)  # stored code cannot be inspected
     signature = tuple(numba.typeof(argument) for argument in arguments)
     fresh.compile(signature)
