@@ -7,7 +7,8 @@ import pytest
 
 from qkv.kernels.jit import kernel
 from qkv.kernels.pointwise import add_row, copy_row, rms_norm_row, rope_row, swiglu_row
-from qkv.model.reference import rms_norm, rope, rope_rotation, silu
+from qkv.model.reference import rms_norm, silu
+from qkv.model.rope import Rope, rotate
 
 
 def rows(n: int, size: int, seed: int = 0) -> np.ndarray:
@@ -54,8 +55,8 @@ def test_rms_norm(n, size, eps):
 @pytest.mark.parametrize("position", [0, 1, 1001, 15962])
 def test_rope(d, position):
     x = rows(d, d)
-    cos, sin = rope_rotation(np.array([position]), d, 1e6, np.float32)
-    expected = rope(x[None, None, 3 : 3 + d].astype(np.float64), *(a.astype(np.float64) for a in (cos, sin)))
+    cos, sin = Rope(d, 1e6).rotation(np.array([position]), np.float32)
+    expected = rotate(x[None, None, 3 : 3 + d].astype(np.float64), *(a.astype(np.float64) for a in (cos, sin)))
     run_rope(x, d, cos.ravel(), sin.ravel())
     np.testing.assert_allclose(x[3 : 3 + d], expected[0, 0], atol=1e-6)
 

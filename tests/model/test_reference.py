@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.model.config import ModelConfig
-from qkv.model.reference import Decoder, rms_norm, rope, rope_rotation, silu
+from qkv.model.reference import Decoder, rms_norm, silu
 from tiny import random_tensors, tiny_config
 
 FAMILIES = {
@@ -62,26 +62,6 @@ def test_the_first_and_last_positions_choose_differently():
     assert len(set(logits.argmax(axis=-1).tolist())) > 10
 
 
-def test_rope_turns_pairs_by_their_distance():
-    rng = np.random.default_rng(0)
-    q, k = rng.standard_normal((2, 1, 1, 32))
-
-    def dot(m: int, n: int) -> float:
-        rotations = [rope_rotation(np.array([p]), 32, 1e4, np.float64) for p in (m, n)]
-        return float((rope(q, *rotations[0]) * rope(k, *rotations[1])).sum())
-
-    assert dot(7, 3) == pytest.approx(dot(104, 100), abs=1e-4)  # angles are rounded to float32
-    assert dot(7, 3) != pytest.approx(dot(8, 3), abs=1e-2)
-    assert dot(0, 0) == pytest.approx(float((q * k).sum()))
-
-
-def test_far_positions_are_not_rounded_onto_each_other():
-    positions = np.array([257, 1001, 4095, 15962])
-    cos, sin = rope_rotation(positions, 128, 1e6, np.float64)
-    np.testing.assert_allclose(cos[:, 0], np.cos(positions), atol=1e-12)
-    np.testing.assert_allclose(sin[:, 0], np.sin(positions), atol=1e-12)
-
-
 def test_rms_norm_gives_unit_mean_square():
     x = np.random.default_rng(0).standard_normal((5, 64)) * 100
     y = rms_norm(x, np.ones(64), 1e-6)
@@ -107,13 +87,16 @@ def test_logits_equal_transformers(config, seed):
     assert np.abs(expected).max() > 1  # the bound means something
 
 
-def hf_model(config: ModelConfig, tensors):
-    """The same weights in transformers' own implementation, float32, plain (eager) attention."""
+def hf_model(config: ModelConfig, tensors, family: str | None = None, **rope: object):
+    """The same weights in transformers' own implementation, float32, plain (eager) attention.
+
+    `family` is the model type, where it is not the architecture's name; `rope` the keys of a scaled RoPE.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     hf_config = AutoConfig.for_model(
-        config.architecture,
+        family or config.architecture,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_hidden_layers=config.num_hidden_layers,
@@ -123,9 +106,10 @@ def hf_model(config: ModelConfig, tensors):
         vocab_size=config.vocab_size,
         max_position_embeddings=config.max_position_embeddings,
         rms_norm_eps=config.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta, **rope},
         tie_word_embeddings=config.tie_word_embeddings,
         attn_implementation="eager",
+        **({"sliding_window": None} if family == "mistral" else {}),
     )
     model = AutoModelForCausalLM.from_config(hf_config).float().eval()
     missing, unexpected = model.load_state_dict({k: torch.from_numpy(v) for k, v in tensors.items()}, strict=False)

@@ -26,7 +26,6 @@ from qkv.model import forward
 from qkv.model.config import ModelConfig
 from qkv.model.forward import Batch, Model, Weights, Work, step_for
 from qkv.model.paged import BlockPool, PagedCache
-from qkv.model.reference import rope_rotation
 from qkv.progress import Progress, silent
 
 STEP_TOKENS = 512
@@ -80,6 +79,7 @@ class CompiledDecoder:
         if config.head_dim % 16:
             raise ModelFileError(f"head_dim {config.head_dim} is not a multiple of 16; the kernels need that")
         self.config, self.context, self.outputs = config, context, outputs
+        self._rope = config.rope()
         self.pool = BlockPool(_pool_blocks(config, cache, context))
         self._model = _shape(config, weights.formats)
         self._weights = Weights(
@@ -168,7 +168,7 @@ class CompiledDecoder:
             tokens += count
         assert outputs <= self.outputs, "more rows of logits than the decoder was made for"
         half = self.config.head_dim // 2
-        cos, sin = rope_rotation(batch.positions[:tokens], self.config.head_dim, self.config.rope_theta, np.float32)
+        cos, sin = self._rope.rotation(batch.positions[:tokens], np.float32)
         batch.cos[: tokens * half], batch.sin[: tokens * half] = cos.ravel(), sin.ravel()
         batch.command[:] = tokens, tiles, parts, outputs, 1, -1
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from qkv.errors import ModelFileError
+from qkv.model.keys import Keys, short
+from qkv.model.rope import Rope, RopeScaling
+from qkv.model.rope_config import rope_from_gguf, rope_from_hf
 
 MAX_LAYERS = 1024
-MAX_SIZE = 1 << 24  # no dimension of a known decoder comes near it; a damaged file's easily does
-
-Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,15 @@ class ModelConfig:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int
-    max_position_embeddings: int
+    max_position_embeddings: int  # with the scaling, if there is one
     rms_norm_eps: float
     rope_theta: float
     tie_word_embeddings: bool
+    rope_scaling: RopeScaling | None = None
+
+    def rope(self) -> Rope:
+        """The rotation of q and k, its frequencies worked out."""
+        return Rope(self.head_dim, self.rope_theta, self.rope_scaling)
 
     @property
     def qk_norm(self) -> bool:
@@ -101,158 +106,131 @@ class ModelConfig:
         return self
 
 
-def from_hf(config: Mapping[str, Any], source: str) -> ModelConfig:
-    """Read a parsed `config.json`. `source` is the file's name, for messages."""
-    read = _Reader(config, source)
-    family = read.text("model_type")
+def from_hf(config: Mapping[str, Any], source: str, notes: list[str] | None = None) -> ModelConfig:
+    """Read a parsed `config.json`. `source` is the file's name, for messages.
+
+    `notes` gets a line for each missing key that got the family's documented default.
+    """
+    keys = Keys(config, source, assumed=notes)
+    family = keys.text("model_type")
     if family not in HF_FAMILIES:
-        raise ModelFileError(f"{source}: model_type {family!r} is not supported; known: {', '.join(HF_FAMILIES)}")
+        raise ModelFileError(f"{source}: model_type {short(family)} is not supported; known: {', '.join(HF_FAMILIES)}")
     architecture = HF_FAMILIES[family]
-    activation = config.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ModelFileError(f"{source}: hidden_act {activation!r} is not supported; these decoders use 'silu'")
-    if architecture != "qwen2" and config.get("attention_bias"):
-        raise ModelFileError(f"{source}: attention_bias is not supported for model_type {family!r}")
-    if config.get("mlp_bias"):
-        raise ModelFileError(f"{source}: mlp_bias is not supported")
-    _refuse_sliding_window(config, family, source)
-    hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
+    _refuse_what_is_not_implemented(keys, family)
+    hidden, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     # Qwen3's own default is 128 whatever the width; the others derive it from the width.
-    default_head_dim = 128 if architecture == "qwen3" else hidden // heads
+    head_dim = keys.size("head_dim") if keys.get("head_dim") is not None else 0
+    if not head_dim:
+        head_dim = keys.size("head_dim", default=128) if architecture == "qwen3" else max(hidden // heads, 1)
+    rope = rope_from_hf(keys, keys.size("max_position_embeddings"))
     return ModelConfig(
         architecture=architecture,
         hidden_size=hidden,
-        intermediate_size=read.size("intermediate_size"),
-        num_hidden_layers=read.size("num_hidden_layers", at_most=MAX_LAYERS),
+        intermediate_size=keys.size("intermediate_size"),
+        num_hidden_layers=keys.size("num_hidden_layers", at_most=MAX_LAYERS),
         num_attention_heads=heads,
-        num_key_value_heads=read.size("num_key_value_heads", default=heads),
-        head_dim=read.size("head_dim", default=default_head_dim),
-        vocab_size=read.size("vocab_size"),
-        max_position_embeddings=read.size("max_position_embeddings"),
-        rms_norm_eps=read.real("rms_norm_eps", default=1e-6),
-        rope_theta=_rope_theta(config, source),
-        tie_word_embeddings=read.flag("tie_word_embeddings"),
+        num_key_value_heads=keys.size("num_key_value_heads", default=heads),
+        head_dim=head_dim,
+        vocab_size=keys.size("vocab_size"),
+        max_position_embeddings=rope.positions,
+        rms_norm_eps=keys.real("rms_norm_eps", default=1e-6),
+        rope_theta=rope.theta,
+        tie_word_embeddings=keys.flag("tie_word_embeddings"),
+        rope_scaling=rope.scaling,
     ).check(source)
 
 
 def from_gguf(
-    metadata: Mapping[str, Any], source: str, *, vocab_size: int, tied: bool
+    metadata: Mapping[str, Any],
+    source: str,
+    *,
+    vocab_size: int,
+    tied: bool,
+    rope_divisors: tuple[float, ...] | None = None,
 ) -> tuple[ModelConfig, list[str]]:
     """Read GGUF metadata; also returns a line for each missing key that got the format's documented default.
 
-    `vocab_size` (rows of the token table) and `tied` (no separate output matrix) come from the file's tensors.
+    `vocab_size` (rows of the token table), `tied` (no separate output matrix) and `rope_divisors` (the values of
+    `rope_freqs.weight`) come from the file's tensors.
     """
-    architecture = _Reader(metadata, source).text("general.architecture")
+    architecture = Keys(metadata, source).text("general.architecture")
     if architecture not in GGUF_ARCHITECTURES:
         known = ", ".join(GGUF_ARCHITECTURES)
-        raise ModelFileError(f"{source}: architecture {architecture!r} is not supported; known: {known}")
-    read = _Reader(metadata, source, prefix=architecture + ".")
-    if metadata.get(f"{architecture}.attention.sliding_window"):
+        raise ModelFileError(f"{source}: architecture {short(architecture)} is not supported; known: {known}")
+    keys = Keys(metadata, source, prefix=architecture + ".")
+    if keys.get("attention.sliding_window"):
         raise ModelFileError(f"{source}: sliding-window attention is not supported")
-    scaling = metadata.get(f"{architecture}.rope.scaling.type", "none")
-    if scaling != "none":
-        raise ModelFileError(f"{source}: {architecture}.rope.scaling.type {scaling!r} is not supported")
-    hidden, heads = read.size("embedding_length"), read.size("attention.head_count")
-    head_dim = read.size("attention.key_length", default=hidden // heads)
-    if read.size("attention.value_length", default=head_dim) != head_dim:
+    hidden, heads = keys.size("embedding_length"), keys.size("attention.head_count")
+    head_dim = keys.size("attention.key_length", default=max(hidden // heads, 1))
+    if keys.size("attention.value_length", default=head_dim) != head_dim:
         raise ModelFileError(f"{source}: key and value heads of different sizes are not supported")
-    if read.size("rope.dimension_count", default=head_dim) != head_dim:
+    if keys.size("rope.dimension_count", default=head_dim) != head_dim:
         raise ModelFileError(f"{source}: {architecture}.rope.dimension_count differs from the head size {head_dim}")
+    if rope_divisors is not None and len(rope_divisors) != head_dim // 2:
+        raise ModelFileError(
+            f"{source}: rope_freqs.weight has {len(rope_divisors)} values; head size {head_dim} needs {head_dim // 2}"
+        )
+    rope = rope_from_gguf(keys, keys.size("context_length"), rope_divisors)
     config = ModelConfig(
         architecture=architecture,
         hidden_size=hidden,
-        intermediate_size=read.size("feed_forward_length"),
-        num_hidden_layers=read.size("block_count", at_most=MAX_LAYERS),
+        intermediate_size=keys.size("feed_forward_length"),
+        num_hidden_layers=keys.size("block_count", at_most=MAX_LAYERS),
         num_attention_heads=heads,
-        num_key_value_heads=read.size("attention.head_count_kv", default=heads),
+        num_key_value_heads=keys.size("attention.head_count_kv", default=heads),
         head_dim=head_dim,
         vocab_size=vocab_size,
-        max_position_embeddings=read.size("context_length"),
-        rms_norm_eps=read.real("attention.layer_norm_rms_epsilon"),
-        rope_theta=read.real("rope.freq_base", default=10000.0),
+        max_position_embeddings=rope.positions,
+        rms_norm_eps=keys.real("attention.layer_norm_rms_epsilon"),
+        rope_theta=rope.theta,
         tie_word_embeddings=tied,
+        rope_scaling=rope.scaling,
     ).check(source)
-    return config, read.assumed
+    return config, keys.assumed
 
 
 HF_FAMILIES = {"qwen3": "qwen3", "qwen2": "qwen2", "llama": "llama", "mistral": "llama"}
 GGUF_ARCHITECTURES = ("qwen3", "qwen2", "llama")
 
 
-def _refuse_sliding_window(config: Mapping[str, Any], family: str, source: str) -> None:
-    """Qwen configs carry a `sliding_window` that counts only with `use_sliding_window`; Mistral's always counts."""
-    window = config.get("sliding_window")
-    in_use = bool(config.get("use_sliding_window", False)) if family.startswith("qwen") else True
-    kinds = config.get("layer_types") or []
-    if not isinstance(kinds, list):
-        raise ModelFileError(f"{source}: layer_types must be a list, got {_short(kinds)}")
-    if (window is not None and in_use) or "sliding_attention" in kinds:
-        raise ModelFileError(f"{source}: sliding-window attention ({window}) is not supported")
+def _refuse_what_is_not_implemented(keys: Keys, family: str) -> None:
+    if keys.get("hidden_act") not in (None, "silu"):
+        raise ModelFileError(
+            f"{keys.source}: hidden_act {short(keys.get('hidden_act'))} is not supported; these decoders use 'silu'"
+        )
+    if family != "qwen2" and keys.get("attention_bias"):  # Qwen2 has its biases whatever a config says
+        raise ModelFileError(f"{keys.source}: attention_bias is not supported for model_type {family!r}")
+    if keys.get("mlp_bias"):
+        raise ModelFileError(f"{keys.source}: mlp_bias is not supported")
+    if keys.get("quantization_config"):
+        raise ModelFileError(
+            f"{keys.source}: quantization_config is not supported; use the unquantized model or a GGUF file of it"
+        )
+    _refuse_sliding_window(keys, family)
 
 
-def _rope_theta(config: Mapping[str, Any], source: str) -> float:
-    """The base of RoPE, from the old form (`rope_theta` beside `rope_scaling`) or the new (`rope_parameters`)."""
-    for block_name in ("rope_parameters", "rope_scaling"):
-        block = config.get(block_name) or {}
-        if not isinstance(block, Mapping):
-            raise ModelFileError(f"{source}: {block_name} must be an object, got {block!r}")
-        kind = block.get("rope_type", block.get("type", "default"))
-        if kind not in (None, "default"):
-            raise ModelFileError(f"{source}: {block_name} of type {kind!r} is not supported")
-    nested = config.get("rope_parameters") or {}
-    key = "rope_parameters.rope_theta" if "rope_theta" in nested else "rope_theta"
-    return _Reader({**config, "rope_parameters.rope_theta": nested.get("rope_theta")}, source).real(
-        key, default=10000.0
-    )
+def _refuse_sliding_window(keys: Keys, family: str) -> None:
+    """Refuse a window that is in use, as transformers decides it.
 
-
-class _Reader:
-    """Typed look-ups that name the file and the key when a value is missing or impossible."""
-
-    def __init__(self, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
-        self.values, self.source, self.prefix = values, source, prefix
-        self.assumed: list[str] = []
-
-    def text(self, key: str) -> str:
-        value = self._get(key, None)
-        if not isinstance(value, str):
-            raise self._wrong(key, value, "a string")
-        return value
-
-    def size(self, key: str, default: int | None = None, at_most: int = MAX_SIZE) -> int:
-        value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= at_most:
-            raise self._wrong(key, value, f"a whole number from 1 to {at_most:,}")
-        return value
-
-    def real(self, key: str, default: float | None = None) -> float:
-        value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e12:
-            raise self._wrong(key, value, "a positive number")
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        value = self.values.get(self.prefix + key)
-        if not isinstance(value, (bool, type(None))):
-            raise self._wrong(key, value, "true or false")
-        return bool(value)
-
-    def _get(self, key: str, default: Number | None) -> Any:
-        value = self.values.get(self.prefix + key)
-        if value is not None:
-            return value
-        if default is None:
-            raise ModelFileError(f"{self.source}: the key {self.prefix + key!r} is missing")
-        self.assumed.append(f"{self.prefix}{key} is missing; using {default}")
-        return default
-
-    def _wrong(self, key: str, value: object, wanted: str) -> ModelFileError:
-        return ModelFileError(f"{self.source}: {self.prefix + key} must be {wanted}, got {_short(value)}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    Qwen's counts only with `use_sliding_window`, and where `layer_types` has a say, in the layers it names. Mistral's
+    counts whenever it is there, and a config without the key has one of 4096.
+    """
+    window, kinds = keys.get("sliding_window"), keys.get("layer_types")
+    if kinds is not None and not isinstance(kinds, list):
+        raise keys.wrong("layer_types", "a list")
+    for kind in kinds or []:
+        if kind != "full_attention":
+            raise ModelFileError(f"{keys.source}: layer_types: {short(kind)} is not supported")
+    if family == "mistral" and "sliding_window" not in keys.values:
+        raise ModelFileError(
+            f"{keys.source}: sliding_window is missing, which means 4096 for 'mistral', and is not supported; "
+            'a model without one says "sliding_window": null'
+        )
+    in_use = family == "mistral" or (bool(keys.get("use_sliding_window")) and not kinds)
+    if family == "llama" and window is not None:
+        in_use = True  # Llama has none, so it is not known what it means
+    if window is not None and in_use:
+        raise ModelFileError(f"{keys.source}: sliding-window attention ({short(window)}) is not supported")
 
 
 def _product(shape: tuple[int, ...]) -> int:

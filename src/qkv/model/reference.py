@@ -3,19 +3,19 @@
     ids → embedding → L × [ x + attention(norm(x)) , x + mlp(norm(x)) ] → norm → logits
 
 In float32 it computes what the compiled step computes; in float64 it is what both are measured against.
-Attention itself is in `attention.py`.
+Attention itself is in `attention.py`, RoPE in `rope.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from qkv.model.attention import Array, attention
 from qkv.model.config import ModelConfig
+from qkv.model.rope import rotate
 
 
 class KVCache:
@@ -49,6 +49,7 @@ class Decoder:
         self.config = config
         self.dtype = np.dtype(dtype)
         self.tensors = {name: np.asarray(tensors[name], self.dtype) for name in config.parameter_shapes()}
+        self.rope = config.rope()
 
     def new_cache(self) -> KVCache:
         """An empty cache for one sequence."""
@@ -60,7 +61,7 @@ class Decoder:
         The cache holds the positions before them, and these too when it returns.
         """
         positions = np.arange(cache.length, cache.length + len(ids))
-        rotation = rope_rotation(positions, self.config.head_dim, self.config.rope_theta, self.dtype)
+        rotation = self.rope.rotation(positions, self.dtype)
         x = self.tensors["model.embed_tokens.weight"][np.asarray(ids, np.int64)]
         for layer in range(self.config.num_hidden_layers):
             x = x + self._attention(layer, self._norm(x, f"model.layers.{layer}.input_layernorm"), rotation, cache)
@@ -86,7 +87,7 @@ class Decoder:
         if config.qk_norm:  # over each head's d values, before RoPE
             q = self._norm(q, name + "q_norm")
             k = self._norm(k, name + "k_norm")
-        q, k = rope(q, *rotation), rope(k, *rotation)
+        q, k = rotate(q, *rotation), rotate(k, *rotation)
         k, v = cache.extend(layer, k, v)
         return self._linear(attention(q, k, v), name + "o_proj")
 
@@ -110,28 +111,6 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """x / √(mean(x²) + ε) · weight, along the last axis."""
     mean_square = np.mean(x * x, axis=-1, keepdims=True)
     return x / np.sqrt(mean_square + x.dtype.type(eps)) * weight
-
-
-def rope_rotation(positions: NDArray[Any], head_dim: int, theta: float, dtype: DTypeLike) -> tuple[Array, Array]:
-    """cos and sin [T, d/2] of the angles position · θ^(-2i/d), i = 0 … d/2 - 1.
-
-    Frequencies and angles are rounded to float32, as the models were trained with; rounding them further
-    (to bfloat16, say) would move far positions onto each other.
-    """
-    exponents = np.arange(0, head_dim, 2) / head_dim
-    frequencies = (theta**-exponents).astype(np.float32)
-    angles = (positions.astype(np.float32)[:, None] * frequencies).astype(dtype)
-    return np.cos(angles), np.sin(angles)
-
-
-def rope(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotate each pair (x_i, x_{i + d/2}) of each head by its position's angle: x [T, heads, d], cos, sin [T, d/2].
-
-    The dot of a rotated q and a rotated k then depends on how far apart their positions are, not on where they are.
-    """
-    first, second = np.split(x, 2, axis=-1)
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
 def silu(x: Array) -> Array:
