@@ -16,9 +16,11 @@ demo: .venv/installed
 	$(BIN)/qkv run -m smollm2 "What is the capital of France?"
 
 test: .venv/test
+	@$(BIN)/qkv warmup -q --weights f32  # once, before several processes want the same
 	$(BIN)/python -m pytest -m "not oracle and not slow" -n $(JOBS)
 
 test-all: .venv/oracle
+	@$(BIN)/qkv warmup -q --weights f32
 	$(BIN)/python -m pytest -n $(JOBS)
 
 lint: .venv/test

@@ -26,6 +26,7 @@ OWN_FORMAT = {"Q4_0": "int4", "Q4_1": "int4m", "Q8_0": "int8"}
 """GGUF types that a kernel reads as they are; everything else is converted."""
 
 TABLE = "model.embed_tokens.weight"
+CHOICES = ("f32", "bf16", "int8", "int4")
 SLICE = 1 << 20  # numbers packed at a time by one thread: bounds the memory beside the result
 
 
@@ -63,10 +64,14 @@ def load_weights(
 
 def formats_of(config: ModelConfig, tensors: Mapping[str, StoredTensor], wanted: str | None) -> frozenset[str]:
     """The formats that `load_weights` would pack the matrices in. Raises ParameterError for an unknown one."""
-    choices = ("f32", "bf16", "int8", "int4")
-    if wanted is not None and wanted not in choices:
-        raise ParameterError(f"weights: unknown format {wanted!r}; choose one of {', '.join(choices)}")
+    check_format(wanted)
     return frozenset(_format(tensors[name].dtype, wanted) for name in matrix_names(config))
+
+
+def check_format(wanted: str | None) -> None:
+    """Raises ParameterError for what is neither None nor a format that weights can be asked for in."""
+    if wanted is not None and wanted not in CHOICES:
+        raise ParameterError(f"weights: unknown format {wanted!r}; choose one of {', '.join(CHOICES)}")
 
 
 def matrix_names(config: ModelConfig) -> list[str]:

@@ -1,0 +1,45 @@
+"""`qkv warmup`: compile the kernels ahead of time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from qkv.cli import loading, options, terminal
+from qkv.cli.bars import Bars
+
+
+def warmup(
+    model: options.Model = loading.DEFAULT_MODEL,
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="int8, int4, bf16 or f32, as for run (default: the model's own).")
+    ] = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Compile the kernels a model needs, once for this processor.
+
+    \b
+    qkv warmup
+    qkv warmup -m smollm2
+    qkv warmup -m Qwen/Qwen3-0.6B --weights int4
+
+    The first run of a model does the same. Nothing is fetched: for a model that is not on this machine the kernels of a
+    checkpoint are compiled (int8, unless --weights says otherwise).
+    """
+    from qkv.model.compiled import compile_kernels
+    from qkv.weights.checkpoint import open_checkpoint
+    from qkv.weights.load import check_format, formats_of
+    from qkv.weights.names import find
+
+    check_format(weights)
+    path = find(model)
+    if path is None:
+        formats = frozenset({weights or "int8"})
+    else:
+        checkpoint = open_checkpoint(path)
+        formats = formats_of(checkpoint.config, checkpoint.tensors, weights)
+    with Bars(quiet=quiet) as bars:
+        compile_kernels(formats, bars)
+    if not quiet:
+        terminal.note(f"kernels are ready for {model} ({', '.join(sorted(formats))})")
