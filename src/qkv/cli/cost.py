@@ -1,0 +1,170 @@
+"""`qkv cost`: what prefill and decode cost, part by part, from the shape of a model alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qkv.cli import loading, options, terminal
+from qkv.cli.models import table
+from qkv.errors import ModelNotFoundError, ParameterError
+
+if TYPE_CHECKING:
+    from qkv.model.config import ModelConfig
+    from qkv.model.cost import Limits, Part
+
+
+def cost(
+    model: options.Model = loading.DEFAULT_MODEL,
+    context: Annotated[
+        int, typer.Option("--context", help="T: tokens of the prompt, and where the new one is.")
+    ] = 1024,
+    batch: Annotated[int, typer.Option("--batch", help="B: sequences computed together.")] = 1,
+    weights: Annotated[str, typer.Option("--weights", help="int8, int4, int4m, bf16 or f32.")] = "int8",
+    cache: options.Cache = "f16",
+    gbps: Annotated[
+        float | None, typer.Option("--gbps", help="Memory bandwidth in GB/s (default: measured here, in a second).")
+    ] = None,
+    gflops: Annotated[
+        float | None, typer.Option("--gflops", help="Operations in GFLOP/s (default: measured here).")
+    ] = None,
+    threads: options.Threads = None,
+) -> None:
+    """Count what a model costs, part by part: FLOPs, bytes, and the least time they take.
+
+    \b
+    qkv cost --context 4096
+    qkv cost -m qwen3:8b --weights int4 --context 8192 --batch 4
+    qkv cost -m Qwen/Qwen3-0.6B --gbps 50 --gflops 1000
+
+    Needs no weights, and no network for the Qwen3 sizes. "Textbook" is the full square of scores and the logits of
+    every token, "executed" is what qkv's kernels do. A part takes as long as its bytes or its operations, whichever
+    is longer; --gflops is also taken for the 8-bit products of int8 and int4 weights.
+    """
+    from qkv.model.cost import decode_cost, prefill_cost
+
+    label, config = find_config(model)
+    prefill = prefill_cost(config, context, batch, weights=weights, cache=cache)
+    decode = decode_cost(config, context, batch, weights=weights, cache=cache)
+    limits, source = machine_limits(gbps, gflops, threads)
+    many = f" of each of {batch:,} sequences" if batch > 1 else ""
+    rows = _header(label, config, context, batch, cache)
+    rows.append(("limits", f"{limits_text(limits)} ({source})"))
+    text = table(rows) + f"\nPrefill of {terminal.count_text(context, 'token')}{many}, weights {weights}\n"
+    text += parts_table(prefill, limits)
+    text += f"\nDecode of one token{many}, the one at position {context:,}\n" + parts_table(decode, limits)
+    terminal.write(terminal.for_output(text))
+
+
+def find_config(name: str) -> tuple[str, ModelConfig]:
+    """A model's name for people, and its config: from its file's header, its config.json or a preset; never fetches.
+
+    Raises ModelNotFoundError, ModelFileError.
+    """
+    from qkv.model.config import PRESETS, from_hf
+    from qkv.weights.checkpoint import open_checkpoint
+    from qkv.weights.jsonfile import read_json
+    from qkv.weights.names import TAGS, find
+
+    preset = TAGS.get(name.strip().lower(), name.strip())
+    if preset in PRESETS and not Path(name).exists():
+        return preset, PRESETS[preset]
+    path = find(name)
+    if path is None:
+        raise ModelNotFoundError(f"{name} is not on this machine; fetch it: qkv pull {name}")
+    described = path / "config.json"
+    if described.exists():
+        return name, from_hf(read_json(described), str(described))
+    return name, open_checkpoint(path).config
+
+
+def machine_limits(gbps: float | None, gflops: float | None, threads: int | None) -> tuple[Limits, str]:
+    """The limits that were given, measured where they were not, and where they come from."""
+    from qkv.model.cost import Limits
+
+    for name, value in (("--gbps", gbps), ("--gflops", gflops)):
+        if value is not None and not 0 < value < 1e12:
+            raise ParameterError(f"{name} must be a positive number, got {value:g}")
+    if gbps is not None and gflops is not None:
+        return Limits(gbps * 1e9, gflops * 1e9, gflops * 1e9), "as given"
+    limits, source = measured_limits(threads)
+    if gbps is not None:
+        return replace(limits, bytes_per_second=gbps * 1e9), f"GB/s as given, the rest {source}"
+    if gflops is not None:
+        rate = gflops * 1e9
+        return replace(limits, flop_per_second=rate, flop_per_second_int8=rate), f"FLOP/s as given, the rest {source}"
+    return limits, source
+
+
+def measured_limits(threads: int | None) -> tuple[Limits, str]:
+    """This machine's limits, measured now."""
+    from qkv.cli.bars import Bars
+    from qkv.inspect.limits import measure_limits
+    from qkv.kernels.cores import available_cores
+
+    count = available_cores() if threads is None else threads
+    with Bars() as bars:
+        limits = measure_limits(count, bars)
+    return limits, f"measured, {terminal.count_text(count, 'thread')}"
+
+
+def limits_text(limits: Limits) -> str:
+    """ "23.1 GB/s, 187 GFLOP/s, int8 721 GFLOP/s"."""
+    from qkv.inspect.plain import si
+
+    rates = f"{si(limits.bytes_per_second, 'B/s')}, {si(limits.flop_per_second, 'FLOP/s')}"
+    if limits.flop_per_second_int8 == limits.flop_per_second:
+        return rates
+    return f"{rates}, int8 {si(limits.flop_per_second_int8, 'FLOP/s')}"
+
+
+def parts_table(parts: list[Part], limits: Limits) -> str:
+    """A line for each part of the model, and their sum."""
+    from qkv.inspect import plain
+    from qkv.inspect.plain import si
+    from qkv.model.cost import total
+
+    rows = [("part", "parameters", "textbook", "executed", "bytes", "FLOP/B", "time", "limit")]
+    least = [part.seconds(limits) for part in parts]
+    bounds = ["memory" if memory > compute else "compute" for memory, compute in least]
+    times = [*map(max, least), sum(map(max, least))]
+    for part, seconds, bound in zip([*parts, total(parts)], times, [*bounds, ""], strict=True):
+        rows.append(
+            (
+                part.name,
+                f"{part.parameters:,}",
+                si(part.textbook),
+                si(part.executed),
+                si(part.bytes, "B"),
+                f"{part.intensity:,.{0 if part.intensity >= 10 else 2}f}",
+                si(seconds, "s"),
+                bound,
+            )
+        )
+    return plain.table(rows)
+
+
+def _header(label: str, config: ModelConfig, context: int, batch: int, cache: str) -> list[tuple[str, str]]:
+    from qkv.model.cost import cache_bytes_per_position
+
+    table_size = config.vocab_size * config.hidden_size
+    per_token = round(cache_bytes_per_position(config, cache))
+    sequences = "" if batch == 1 else f", {batch:,} sequences"
+    square = 4 * config.num_attention_heads * config.head_dim
+    rows = [
+        ("model", label),
+        ("parameters", f"{config.parameter_count:,}"),
+        ("token table", f"{table_size:,}{', also the head' if config.tie_word_embeddings else ''}"),
+        (
+            f"KV cache, {cache}",
+            f"{per_token:,} bytes a token, {terminal.bytes_text(per_token * context * batch)}"
+            f" for {terminal.count_text(context, 'position')}{sequences}",
+        ),
+        ("attention", f"textbook: 4·H·d·T² = {square:,}·T² FLOP a layer, 4·H·d·T a new token"),
+    ]
+    if context > config.max_position_embeddings:
+        rows.append(("note", f"the model was made for at most {config.max_position_embeddings:,} positions"))
+    return rows
