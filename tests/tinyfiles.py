@@ -9,7 +9,7 @@ import hashlib
 import json
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +110,20 @@ def write_gguf(
     kind: str = "F32",
     extra: Tensors | None = None,
     chat_template: str | None = None,
+    keys: Mapping[str, str | int | float] | None = None,
+    tensors_per_file: int = 0,
+    vocabulary: Sequence[str] = (),
+    merges: Sequence[str] = (),
 ) -> Path:
-    """A GGUF file by the `gguf` package; matrices in the format `kind`, vectors in float32."""
-    writer = gguf.GGUFWriter(str(path), config.architecture)
+    """A GGUF file by the `gguf` package; matrices in the format `kind`, vectors in float32.
+
+    `keys` are more of the architecture's own ("rope.scaling.type"); with `tensors_per_file` the file is split, and the
+    first part's path is returned. With a byte-level `vocabulary` and its `merges` the file has a usable tokenizer.
+    """
+    writer = gguf.GGUFWriter(str(path), config.architecture, split_max_tensors=tensors_per_file)
+    add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+    for key, value in (keys or {}).items():
+        add[type(value)](f"{config.architecture}.{key}", value)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -124,8 +135,12 @@ def write_gguf(
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"t{i}" for i in range(config.vocab_size - 20)])
-    writer.add_token_types([1] * (config.vocab_size - 20))
+    tokens = vocabulary or [f"t{i}" for i in range(config.vocab_size - 20)]
+    writer.add_token_list(list(tokens))
+    writer.add_token_types([3 if text.startswith("<|") else 1 for text in tokens])
+    if vocabulary:
+        writer.add_tokenizer_pre("qwen2")
+        writer.add_token_merges(list(merges))
     writer.add_eos_token_id(1)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
@@ -147,7 +162,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return next(path.parent.glob(f"{path.stem}-00001-of-*.gguf")) if tensors_per_file else path
 
 
 def write_wheel(folder: Path, project: str, version: str, files: Mapping[str, bytes]) -> Path:

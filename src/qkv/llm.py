@@ -16,8 +16,10 @@ from qkv.engine.engine import Engine, FinishReason, Generation
 from qkv.engine.params import SamplingParams
 from qkv.errors import ModelFileError, ParameterError, QkvError
 from qkv.kernels.cores import available_cores
+from qkv.kernels.kvcache import KINDS
 from qkv.kernels.team import MAX_THREADS
-from qkv.model.compiled import CompiledDecoder, compile_kernels
+from qkv.model.compiled import CompiledDecoder, block_bytes, compile_kernels
+from qkv.model.config import ModelConfig
 from qkv.model.cost import decode_bytes
 from qkv.progress import Progress, silent
 from qkv.text.output import OutputPipeline
@@ -138,7 +140,7 @@ class LLM:
         self.name = str(model)
         checkpoint = open_checkpoint(resolve(self.name, progress=progress))
         self.config = checkpoint.config
-        self.cache = cache
+        self.cache = _cache(cache, self.config)
         self.context = _context(context, self.config.max_position_embeddings)
         self.threads = _threads(threads)
         self.tokenizer = _tokenizer(checkpoint)
@@ -166,9 +168,10 @@ class LLM:
         self, prompt: Prompt | Sequence[Prompt], params: SamplingParams | None = None
     ) -> Completion | list[Completion]:
         """Continue a text or a list of token ids. A list of such prompts gives a list of completions, in order."""
-        if isinstance(prompt, str) or not prompt or isinstance(prompt[0], Integral):
+        if isinstance(prompt, str) or not isinstance(prompt, Sequence) or not prompt or isinstance(prompt[0], Integral):
             return _finish(self.stream(prompt, params))  # type: ignore[arg-type]
-        return [_finish(self.stream(one, params)) for one in prompt]  # type: ignore[arg-type]
+        streams = [self.stream(one, params) for one in prompt]  # type: ignore[arg-type]  # all are checked first
+        return [_finish(stream) for stream in streams]
 
     def chat(
         self,
@@ -186,6 +189,8 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Like `generate` for one prompt, piece by piece. A bad request raises here, before the first piece."""
+        if not isinstance(prompt, Sequence):
+            raise ParameterError(f"prompt must be a text or a list of token ids, not {type(prompt).__name__}")
         ids = self.tokenizer.prompt(prompt) if isinstance(prompt, str) else list(prompt)
         return self._stream(ids, params, thinking=True, split=ThinkingSplit(None, None, ids))
 
@@ -210,6 +215,8 @@ class LLM:
         self, prompt_ids: list[int], params: SamplingParams | None, *, thinking: bool, split: ThinkingSplit
     ) -> Stream:
         engine = self._running_engine()
+        if not isinstance(params, SamplingParams | None):
+            raise ParameterError(f"params must be SamplingParams, not {type(params).__name__}")
         defaults = model_defaults(self.config.architecture, self._generation_config, thinking=thinking)
         request = engine.submit(prompt_ids, (params or SamplingParams()).with_defaults(defaults))
         pipeline = OutputPipeline(self.tokenizer, request.params.stop, split)
@@ -284,6 +291,13 @@ def _context(wanted: int | None, most: int) -> int:
     if isinstance(wanted, bool) or not isinstance(wanted, int) or not 2 <= wanted <= most:
         raise ParameterError(f"context must be a whole number from 2 to the model's {most}, got {wanted!r}")
     return wanted
+
+
+def _cache(kind: str, config: ModelConfig) -> str:
+    if not isinstance(kind, str):
+        raise ParameterError(f"cache must be one of {', '.join(KINDS)}, got {kind!r}")
+    block_bytes(config, kind)  # raises for a kind that does not exist, or not for this model
+    return kind
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
