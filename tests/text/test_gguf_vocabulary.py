@@ -14,7 +14,7 @@ from vocabularies import NASTY, gguf_metadata, tiny_tokenizer_json
 
 from qkv.errors import ModelFileError
 from qkv.text.bytelevel import BYTE_OF
-from qkv.text.gguf_vocabulary import RULES
+from qkv.text.splitting import RULES
 from qkv.text.tokenizer import Tokenizer
 
 PREFIX = "tokenizer.ggml."
@@ -95,10 +95,10 @@ def test_llama_takes_a_whole_word_before_merging(metadata):
 
 WRONG = [
     ("model", None, "is missing"),
-    ("model", "llama", "qkv knows gpt2"),
+    ("model", "t5", "qkv knows gpt2, llama"),
     ("model", 7, "qkv knows gpt2"),
-    ("pre", None, "qkv knows gpt-2, llama-bpe, qwen2, smollm"),
-    ("pre", "banana", "'banana'; qkv knows gpt-2"),
+    ("pre", None, f"qkv knows {', '.join(sorted(RULES))}"),
+    ("pre", "banana", "'banana'; qkv knows deepseek-r1-qwen, falcon3, gpt-2"),
     ("pre", ["qwen2"], "qkv knows"),
     ("tokens", None, "is missing"),
     ("tokens", [], "has 0 entries"),

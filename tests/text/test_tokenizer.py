@@ -138,8 +138,11 @@ def broken(spec, how):
     if how == "wordpiece":
         spec["model"] = {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "a", "max_input_chars_per_word": 9}
         spec["model"]["continuing_subword_prefix"] = "##"
-    elif how == "sentencepiece":
+    elif how == "unigram":
+        spec["model"] = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0]], "byte_fallback": False}
         spec["decoder"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+    elif how == "no decoder":
+        spec["decoder"] = None
     elif how == "merge of unknown tokens":
         spec["model"]["merges"].append(["nosuch", "token"])
     elif how == "huge id":
@@ -149,7 +152,9 @@ def broken(spec, how):
     return json.dumps(spec)
 
 
-@pytest.mark.parametrize("how", ["wordpiece", "sentencepiece", "merge of unknown tokens", "huge id", "negative id"])
+@pytest.mark.parametrize(
+    "how", ["wordpiece", "unigram", "no decoder", "merge of unknown tokens", "huge id", "negative id"]
+)
 def test_unusable_tokenizer_files_are_refused_by_name(tmp_path, how):
     path = tmp_path / "tokenizer.json"
     path.write_text(broken(tiny_tokenizer_json(), how))

@@ -8,10 +8,11 @@ from qkv.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """`push` each id, then `finish`. The concatenation equals `tokenizer.decode` of all the ids; O(1) per id.
+    """`push` each id, then `finish`. The concatenation equals `tokenizer.decode(ids, inner=True)`; O(1) per id.
 
     Characters are assembled from the tokens' bytes, so a character spread over several tokens appears with the last of
-    them, and bytes that never become one appear as U+FFFD.
+    them, and bytes that never become one appear as U+FFFD. The ids are taken to continue a prompt: a space they start
+    with is kept.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:

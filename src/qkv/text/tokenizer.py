@@ -1,4 +1,4 @@
-"""Strings to ids and back, for byte-level BPE vocabularies (Qwen, Llama 3, SmolLM2, GPT-2).
+"""Strings to ids and back, for BPE vocabularies: byte-level (Qwen, Llama 3, SmolLM2) and SentencePiece's (Llama 2).
 
 The `tokenizers` library does the splitting and merging. Two things are decided here, because engines differ in them and
 users were hurt by it:
@@ -8,20 +8,26 @@ users were hurt by it:
   yields them.
 * **Decoding goes through bytes.** Every id has its bytes (`token_bytes`), and text is those bytes as UTF-8, with U+FFFD
   for what is broken. Nothing is "cleaned up", and streaming (`Detokenizer`) gives the same text as decoding at once.
+  Where encoding put a space before a text (SentencePiece does), decoding a whole text takes it away again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models
 
 from qkv.errors import ModelFileError, ParameterError
-from qkv.text.bytelevel import token_to_bytes
-from qkv.text.gguf_vocabulary import GgufVocabulary, read_gguf_vocabulary
+from qkv.text.gguf_vocabulary import read_gguf_vocabulary
+from qkv.text.library import library_errors
+from qkv.text.plain import after_text, without_markers
+from qkv.text.spelling import Spelling
+from qkv.text.tokenizer_json import add_configured, configured_id, read_tokenizer_json
 
+LONG_TEXT = 50_000
+"""Characters from which on ids are made without their offsets, in half the time. (It starts the library's threads.)"""
 MAX_IDS = 1 << 24
 """More ids than any vocabulary has: an id beyond it comes from a damaged or hostile file."""
 
@@ -32,6 +38,7 @@ class Tokenizer:
     def __init__(
         self,
         full: tokenizers.Tokenizer,
+        spelling: Spelling,
         *,
         source: str,
         bos_id: int | None,
@@ -49,18 +56,19 @@ class Tokenizer:
         self.assumed = assumed
         """What the file did not say and which value was taken, one sentence each, for the load report."""
         self._full = full
-        # The same model, splitting rules and merges, but without the added tokens: their text is ordinary text here.
-        self._plain = tokenizers.Tokenizer(full.model)
-        if full.normalizer is not None:
-            self._plain.normalizer = full.normalizer
-        if full.pre_tokenizer is not None:
-            self._plain.pre_tokenizer = full.pre_tokenizer
+        self._spelling = spelling
         added = full.get_added_tokens_decoder()
         self.marker_ids: dict[str, int] = {token.content: id for id, token in sorted(added.items())}
         """Every added token's text → id: control tokens and the others."""
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         """The ids of control tokens: no part of any text."""
         self._marker_text = {id: text for text, id in self.marker_ids.items()}
+        self._normalized = any(token.normalized for token in added.values())
+        # The same splitting rules and merges without the added tokens: their text is ordinary text here.
+        self._plain = without_markers(full, frozenset())
+        self._inner = after_text(self._plain)
+        unknown = full.model.unk_token
+        self._never_plain = frozenset(id for id, text in self._marker_text.items() if text != unknown)
         self._ids = full.get_vocab(with_added_tokens=True)
         self.vocab_size = max(self._ids.values(), default=-1) + 1
         """The largest id + 1. A model's matrix may have more rows (Qwen pads 151,669 ids to 151,936)."""
@@ -72,21 +80,22 @@ class Tokenizer:
     def from_file(cls, path: Path, config: Mapping[str, object] | None = None) -> Tokenizer:
         """Read a `tokenizer.json`. `config`: the parsed `tokenizer_config.json`, for BOS and EOS.
 
-        Raises ModelFileError for a file that is unreadable, damaged or not byte-level BPE.
+        Raises ModelFileError for a file that is unreadable, damaged or not BPE of a known kind.
         """
         config = config or {}
-        full = _load_json(path)
-        _add_configured(full, config, path)
-        bos_id = _configured_id(full, config, "bos_token", path)
-        eos_id = _configured_id(full, config, "eos_token", path)
+        full, spelling = read_tokenizer_json(path)
+        add_configured(full, config, path)
+        bos_id = configured_id(full, config, "bos_token", path)
+        eos_id = configured_id(full, config, "eos_token", path)
         # What the file's own post-processor puts before an empty text: Llama 3 keeps its BOS there.
-        written = full.encode("", add_special_tokens=True).ids
+        with library_errors(f"{path}: post_processor cannot be used"):
+            written = full.encode("", add_special_tokens=True).ids
         add_bos = config.get("add_bos_token")
         if add_bos is None:
             add_bos = bos_id is not None and written[:1] == [bos_id]
         elif not isinstance(add_bos, bool):
-            raise ModelFileError(f"{path.parent}: add_bos_token is {add_bos!r}, it must be true or false")
-        return cls(full, source=path.name, bos_id=bos_id, eos_id=eos_id, end_ids=(), add_bos=add_bos)
+            raise ModelFileError(f"{path.parent}: add_bos_token is {str(add_bos)[:40]!r}, it must be true or false")
+        return cls(full, spelling, source=path.name, bos_id=bos_id, eos_id=eos_id, end_ids=(), add_bos=add_bos)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], source: str) -> Tokenizer:
@@ -96,7 +105,8 @@ class Tokenizer:
         """
         vocabulary = read_gguf_vocabulary(metadata, source)
         return cls(
-            _build(vocabulary, source),
+            vocabulary.build(source),
+            vocabulary.spelling,
             source=source,
             bos_id=vocabulary.bos_id,
             eos_id=vocabulary.eos_id,
@@ -105,19 +115,29 @@ class Tokenizer:
             assumed=vocabulary.assumed,
         )
 
-    def encode(self, text: str, *, markers: bool = False) -> list[int]:
-        """The ids of `text`, without BOS. The text of added tokens is plain text unless `markers`."""
-        ids: list[int] = self._encoding(text, markers).ids
-        return ids
+    def encode(self, text: str, *, markers: bool = False, inner: bool = False) -> list[int]:
+        """The ids of `text`, without BOS. The text of added tokens is plain text unless `markers`.
+
+        `inner`: the text follows a marker in a larger text. Some vocabularies put a space before the larger text only.
+        """
+        if markers:
+            return self._encode(self._full, text)
+        ids = self._encode(self._inner if inner else self._plain, text)
+        if self._never_plain.isdisjoint(ids):
+            return ids
+        # The merges themselves can spell a marker. So do without them: this happens once.
+        self._plain = without_markers(self._full, self._never_plain)
+        self._inner = after_text(self._plain)
+        return self._encode(self._inner if inner else self._plain, text)
 
     def segments(self, text: str) -> list[str | int]:
-        """`text` cut at its markers: stretches of plain text (never empty), and the id of each marker between them."""
+        """`text` cut at its markers: stretches of plain text (never empty), and the id of each marker between them.
+
+        White space that a marker swallows (`lstrip`, `rstrip`) is in none of them.
+        """
         pieces: list[str | int] = []
         end = 0
-        encoding = self._encoding(text, markers=True)
-        for id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
-            if id not in self._marker_text:
-                continue
+        for id, start, stop in self._marker_spans(text):
             if start > end:
                 pieces.append(text[end:start])
             pieces.append(id)
@@ -126,6 +146,17 @@ class Tokenizer:
             pieces.append(text[end:])
         return pieces
 
+    def spellings(self, text: str) -> dict[str, int]:
+        """The markers that `text` holds, as it spells them, with their ids.
+
+        A marker that is looked for in normalized text has more spellings than its own.
+        """
+        found = {marker: id for marker, id in self.marker_ids.items() if marker in text}
+        if self._normalized:
+            spelled = {text[start:stop].strip(): id for id, start, stop in self._marker_spans(text)}
+            found |= {marker: id for marker, id in spelled.items() if marker}
+        return found
+
     def prompt(self, text: str) -> list[int]:
         """The ids of a raw prompt: markers are parsed, and one BOS starts it if the model's config asks for that."""
         ids = self.encode(text, markers=True)
@@ -133,10 +164,14 @@ class Tokenizer:
             ids.insert(0, self.bos_id)
         return ids
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`; broken UTF-8 becomes U+FFFD. Ids the vocabulary doesn't have are empty."""
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, inner: bool = False) -> str:
+        """The text of `ids`; broken UTF-8 becomes U+FFFD. Ids the vocabulary doesn't have are empty.
+
+        `inner`: the ids continue others, so a space that they start with is their own.
+        """
         hidden = self.special_ids if skip_special else frozenset()
-        return b"".join(self.token_bytes(id) for id in ids if id not in hidden).decode("utf-8", "replace")
+        text = b"".join(self.token_bytes(id) for id in ids if id not in hidden).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self._spelling.space_first and not inner else text
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes an id stands for (a marker: its text); empty for an id the vocabulary doesn't have."""
@@ -149,7 +184,7 @@ class Tokenizer:
             data = self._marker_text[id].encode()
         else:
             token = self._full.id_to_token(id)
-            data = b"" if token is None else token_to_bytes(token)
+            data = b"" if token is None else self._spelling.to_bytes(token)
         self._bytes[id] = data
         return data
 
@@ -167,11 +202,34 @@ class Tokenizer:
         """The id of a token as the vocabulary spells it (`<think>`, `Ġthe`), or None."""
         return self._ids.get(token)
 
-    def _encoding(self, text: str, markers: bool) -> tokenizers.Encoding:
+    def _marker_spans(self, text: str) -> list[tuple[int, int, int]]:
+        """(id, start, end) of each marker in `text`."""
+        with self._encoding_errors(text):
+            encoding = self._full.encode(text, add_special_tokens=False)
+        found = zip(encoding.ids, encoding.offsets, strict=True)
+        return [(id, start, stop) for id, (start, stop) in found if self._is_marker(id, text[start:stop])]
+
+    def _is_marker(self, id: int, written: str) -> bool:
+        # The unknown token can also stand for characters that have no token.
+        return id in self._never_plain or (id in self._marker_text and written.strip() == self._marker_text[id])
+
+    def _encode(self, tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+        with self._encoding_errors(text):
+            if len(text) < LONG_TEXT:
+                encoding = tokenizer.encode(text, add_special_tokens=False)
+            else:
+                (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        return ids
+
+    @contextmanager
+    def _encoding_errors(self, text: str) -> Iterator[None]:
+        """Refuse text that is not text, and a vocabulary that the library finds unusable only now."""
         try:
-            return (self._full if markers else self._plain).encode(text, add_special_tokens=False)
-        except TypeError:
-            if not isinstance(text, str):
+            with library_errors(f"{self.source}: the tokenizer cannot encode a text"):
+                yield
+        except ModelFileError as error:
+            if not isinstance(error.__cause__, TypeError):
                 raise
             bad = next((at for at, char in enumerate(text) if 0xD800 <= ord(char) <= 0xDFFF), None)
             if bad is None:
@@ -179,80 +237,3 @@ class Tokenizer:
             raise ParameterError(
                 f"text: half a character (lone surrogate {text[bad]!a}) at position {bad}; send whole characters"
             ) from None
-
-
-def _load_json(path: Path) -> tokenizers.Tokenizer:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read ({error.strerror or error})") from error
-    try:
-        full = tokenizers.Tokenizer.from_buffer(data)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library's panics are not Exceptions
-        reason = " ".join(str(error).split())[:200]
-        raise ModelFileError(f"{path}: not a usable tokenizer.json ({reason}); fetch the file again") from error
-    if not isinstance(full.model, models.BPE) or not isinstance(full.decoder, decoders.ByteLevel):
-        kind = f"{type(full.model).__name__} with {type(full.decoder).__name__} decoder"
-        raise ModelFileError(f"{path}: the tokenizer is {kind}; qkv reads byte-level BPE")
-    # Some files were saved with these on; they would cut or fill prompts, or make ids random.
-    full.no_truncation()
-    full.no_padding()
-    full.model.dropout = None
-    return full
-
-
-def _add_configured(full: tokenizers.Tokenizer, config: Mapping[str, object], path: Path) -> None:
-    """Add the tokens that only `tokenizer_config.json` lists, as Hugging Face's loader does."""
-    listed = config.get("added_tokens_decoder") or {}
-    if not isinstance(listed, Mapping):
-        raise ModelFileError(f"{path.parent}: added_tokens_decoder must be an object")
-    present = full.get_added_tokens_decoder()
-    for key, entry in sorted(listed.items(), key=lambda item: (len(str(item[0])), str(item[0]))):
-        content = entry.get("content") if isinstance(entry, Mapping) else None
-        if not isinstance(content, str) or not content or not str(key).isdecimal():
-            raise ModelFileError(f"{path.parent}: added_tokens_decoder[{key!r}] must be an id with its token's content")
-        if int(key) in present and present[int(key)].content == content:
-            continue
-        flags = {name: bool(entry.get(name)) for name in ("lstrip", "rstrip", "single_word", "normalized", "special")}
-        full.add_tokens([AddedToken(content, **flags)])
-        if full.token_to_id(content) != int(key):
-            raise ModelFileError(
-                f"{path.parent}: added_tokens_decoder says {content!r} is id {key}, {path.name} makes it "
-                f"{full.token_to_id(content)}; the two files are not of one model"
-            )
-
-
-def _configured_id(full: tokenizers.Tokenizer, config: Mapping[str, object], key: str, path: Path) -> int | None:
-    token = config.get(key)
-    if isinstance(token, Mapping):
-        token = token.get("content")
-    if token is None:
-        return None
-    if not isinstance(token, str):
-        raise ModelFileError(f"{path.parent}: {key} must be a token, not {token!r}")
-    id: int | None = full.token_to_id(token)
-    if id is None:
-        raise ModelFileError(f"{path.parent}: {key} is {token!r}, which {path.name} does not have")
-    return id
-
-
-def _build(vocabulary: GgufVocabulary, source: str) -> tokenizers.Tokenizer:
-    rules = vocabulary.rules
-    try:
-        model = models.BPE(
-            vocab=vocabulary.ids, merges=vocabulary.merges, fuse_unk=False, ignore_merges=rules.ignore_merges
-        )
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library's panics are not Exceptions
-        raise ModelFileError(f"{source}: tokenizer.ggml.merges cannot be used ({error})") from error
-    full = tokenizers.Tokenizer(model)
-    if rules.normalizer is not None:
-        full.normalizer = rules.normalizer()
-    full.pre_tokenizer = rules.pre_tokenizer()
-    full.decoder = decoders.ByteLevel()
-    full.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in vocabulary.control])
-    full.add_tokens([AddedToken(text, normalized=False, special=False) for text in vocabulary.user_defined])
-    return full

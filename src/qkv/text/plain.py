@@ -1,0 +1,56 @@
+"""Variants of a tokenizer of the `tokenizers` library: without its added tokens, and for text in the middle."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Collection
+from typing import Any
+
+import tokenizers
+
+
+def without_markers(full: tokenizers.Tokenizer, unreachable: Collection[int]) -> tokenizers.Tokenizer:
+    """The same model and splitting rules, without added tokens.
+
+    `unreachable`: ids to leave out of the model as well, because its merges lead to them. That copies the whole model.
+    """
+    if unreachable:
+        spec = json.loads(full.to_str())
+        model = spec["model"]
+        model["vocab"] = {token: id for token, id in model["vocab"].items() if id not in unreachable}
+        pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
+        known = model["vocab"]
+        model["merges"] = [[a, b] for a, b in pairs if a in known and b in known and a + b in known]
+        return tokenizers.Tokenizer.from_str(json.dumps(spec | {"added_tokens": [], "post_processor": None}))
+    plain = tokenizers.Tokenizer(full.model)
+    if full.normalizer is not None:
+        plain.normalizer = full.normalizer
+    if full.pre_tokenizer is not None:
+        plain.pre_tokenizer = full.pre_tokenizer
+    return plain
+
+
+def after_text(plain: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """`plain` for text that follows a marker: where only a text's first stretch gets a space, this one gets none."""
+    if plain.pre_tokenizer is None:
+        return plain
+    state = json.loads(plain.pre_tokenizer.__getstate__())
+    changed = _never_first(state)
+    if changed == state:
+        return plain
+    pre_tokenizer = copy.copy(plain.pre_tokenizer)
+    pre_tokenizer.__setstate__(json.dumps(changed).encode())
+    inner = tokenizers.Tokenizer(plain.model)
+    if plain.normalizer is not None:
+        inner.normalizer = plain.normalizer
+    inner.pre_tokenizer = pre_tokenizer
+    return inner
+
+
+def _never_first(state: Any) -> Any:
+    """A pre-tokenizer's state with every "first" as "never"."""
+    if isinstance(state, dict):
+        fixed = {key: _never_first(value) for key, value in state.items()}
+        return fixed | {"prepend_scheme": "never"} if state.get("prepend_scheme") == "first" else fixed
+    return [_never_first(item) for item in state] if isinstance(state, list) else state
