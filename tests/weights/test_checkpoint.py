@@ -12,6 +12,7 @@ import pytest
 
 from qkv.errors import ModelFileError
 from qkv.model.config import ModelConfig
+from qkv.model.rope import Divisors
 from qkv.weights.checkpoint import Checkpoint, open_checkpoint
 from tiny import random_tensors, tiny_config
 from tinyfiles import hf_config, safetensors_bytes, write_gguf, write_hf
@@ -217,9 +218,32 @@ def test_extra_gguf_tensors(tmp_path):
     extra = {"blk.0.attn_output.bias": np.zeros(64, np.float32)}
     with pytest.raises(ModelFileError, match="is a bias"):
         open_checkpoint(write_gguf(tmp_path / "b.gguf", config, random_tensors(config), extra=extra))
-    extra = {"rope_freqs.weight": np.ones(16, np.float32)}
-    with pytest.raises(ModelFileError, match=r"rope_freqs\.weight \(scaled RoPE\) is not supported"):
+
+
+@pytest.mark.parametrize(
+    ("divisors", "because"),
+    [
+        (np.ones(8, np.float32), "has 8 values; head size 32 needs 16"),
+        (np.ones((4, 4), np.float32), "must be a vector of F32"),
+        (np.ones(16, np.float16), "must be a vector of F32"),
+        (np.zeros(16, np.float32), "not positive"),
+        (np.full(16, np.nan, np.float32), "not positive"),
+    ],
+)
+def test_rope_divisors_that_cannot_be(tmp_path, divisors, because):
+    config = tiny_config(architecture="llama")
+    extra = {"rope_freqs.weight": divisors}
+    with pytest.raises(ModelFileError, match=rf"rope_freqs\.weight.*{because}"):
         open_checkpoint(write_gguf(tmp_path / "c.gguf", config, random_tensors(config), extra=extra))
+
+
+def test_rope_divisors_are_the_configs(tmp_path):
+    config = tiny_config(architecture="llama", rms_norm_eps=2.0**-20)
+    extra = {"rope_freqs.weight": np.arange(1, 17, dtype=np.float32)}
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "c.gguf", config, random_tensors(config), extra=extra))
+    scaled = replace(config, rope_scaling=Divisors(tuple(float(i) for i in range(1, 17))))
+    assert_holds(checkpoint, scaled, random_tensors(config))
+    assert not any("not used" in note for note in checkpoint.notes)
 
 
 def test_a_type_the_reader_does_not_decode_is_named(tmp_path):

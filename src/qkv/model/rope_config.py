@@ -104,9 +104,7 @@ def _yarn(
     beta_fast = keys.real(fast, at_most=1e6) if keys.get(fast) is not None else YarnScaling.beta_fast
     beta_slow = keys.real(slow, at_most=1e6) if keys.get(slow) is not None else YarnScaling.beta_slow
     if beta_slow >= beta_fast:
-        raise ModelFileError(
-            f"{keys.source}: {keys.prefix}{fast} {beta_fast:g} must be larger than {slow} {beta_slow:g}"
-        )
+        raise keys.wrong(fast, f"larger than {slow} ({beta_slow:g})")
     return YarnScaling(factor, original, attention_factor, beta_fast, beta_slow, truncate)
 
 
@@ -156,9 +154,7 @@ def rope_from_gguf(keys: Keys, positions: int, divisors: tuple[float, ...] | Non
         raise keys.refused("rope.scaling.yarn_log_multiplier")
     if divisors is not None:
         if kind != "none":
-            raise ModelFileError(
-                f"{keys.source}: rope_freqs.weight and RoPE scaling {kind!r} together are not supported"
-            )
+            raise ModelFileError(f"{keys.source}: rope_freqs.weight beside RoPE scaling {kind!r} is not supported")
         return RopeConfig(theta, Divisors(divisors), positions)
     attention_factor = 1.0
     for key in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from qkv.errors import ModelFileError
 from qkv.model.config import ModelConfig, from_gguf, from_hf
-from qkv.weights.gguf import GGUFFile, open_gguf
+from qkv.weights.gguf import GGUFFile
+from qkv.weights.gguf_split import first_part, open_gguf_model
 from qkv.weights.jsonfile import read_json
 from qkv.weights.mapped import read_limited
 from qkv.weights.safetensors import open_folder
@@ -60,7 +61,8 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a `.gguf` file, a folder with `config.json` and safetensors, or a folder with one `.gguf` file.
+    """Open a `.gguf` file (any part of a split one), a folder with `config.json` and safetensors, or a folder with one
+    `.gguf` model.
 
     Raises `ModelFileError`, one line that names the file and what is missing or wrong. Reads headers only.
     """
@@ -70,7 +72,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         path = _only_gguf(path)
     if not path.exists():
         raise ModelFileError(f"{path}: no such file or folder")
-    return _open_gguf(open_gguf(path))
+    return _open_gguf(open_gguf_model(path))
 
 
 def _only_gguf(folder: Path) -> Path:
@@ -78,6 +80,9 @@ def _only_gguf(folder: Path) -> Path:
     if len(files) == 1:
         return files[0]
     if files:
+        first = first_part(files)
+        if first is not None:
+            return first
         names = ", ".join(file.name for file in files[:8])
         raise ModelFileError(f"{folder}: holds several GGUF files; name one of {names}")
     raise ModelFileError(f"{folder}: not a model folder; it needs config.json and *.safetensors, or one .gguf file")
@@ -88,7 +93,7 @@ def _open_hf(folder: Path) -> Checkpoint:
     notes: list[str] = []
     raw_config = read_json(folder / "config.json")
     raw_config |= _missing_head_dim(raw_config, stored, notes)
-    config = from_hf(raw_config, str(folder / "config.json"))
+    config = from_hf(raw_config, str(folder / "config.json"), notes)
     config = _settle_tie(config, stored, str(folder), notes)
     tensors = _select(config, stored, str(folder), notes)
     tokenizer: Path | None = folder / "tokenizer.json"
@@ -171,17 +176,15 @@ def _select(
 
 def _open_gguf(file: GGUFFile) -> Checkpoint:
     source, metadata = str(file.path), file.metadata
-    if "rope_freqs.weight" in file.tensors:
-        raise ModelFileError(f"{source}: rope_freqs.weight (scaled RoPE) is not supported")
-    if metadata.get("split.count", 0) not in (0, 1):
-        raise ModelFileError(f"{source}: one part of a split GGUF model; merge the parts into one file first")
-    table = file.tensors.get(GGUF_NAMES[EMBEDDING])
+    tensors = dict(file.tensors)
+    divisors = _rope_divisors(tensors.pop("rope_freqs.weight", None), source)
+    table = tensors.get(GGUF_NAMES[EMBEDDING])
     if table is None:
         raise ModelFileError(f"{source}: the tensor 'token_embd.weight' is missing; the model is incomplete")
-    head = file.tensors.get(GGUF_NAMES[HEAD])
+    head = tensors.get(GGUF_NAMES[HEAD])
     tied = head is None or head.same_values(table)
-    config, notes = from_gguf(metadata, source, vocab_size=table.shape[0], tied=tied)
-    stored = _hf_named(config, file.tensors)
+    config, notes = from_gguf(metadata, source, vocab_size=table.shape[0], tied=tied, rope_divisors=divisors)
+    stored = _hf_named(config, tensors)
     if tied:
         stored.pop(GGUF_NAMES[HEAD], None)
     tokens = metadata.get("tokenizer.ggml.tokens")
@@ -201,6 +204,18 @@ def _open_gguf(file: GGUFFile) -> Checkpoint:
         end_ids=_end_ids(_gguf_end_ids(metadata, file.path), config.vocab_size, source, notes),
         notes=notes,
     )
+
+
+def _rope_divisors(tensor: StoredTensor | None, source: str) -> tuple[float, ...] | None:
+    """The values of `rope_freqs.weight`, which Llama 3.1 and later have: what each RoPE frequency is divided by."""
+    if tensor is None:
+        return None
+    if tensor.dtype != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > 1024:
+        raise ModelFileError(f"{source}: rope_freqs.weight must be a vector of F32, got {tensor.dtype} {tensor.shape}")
+    values = tensor.to_float32()
+    if not np.all((values > 0) & np.isfinite(values)):
+        raise ModelFileError(f"{source}: rope_freqs.weight holds a number that is not positive; the file is damaged")
+    return tuple(values.tolist())
 
 
 def _hf_named(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

@@ -23,6 +23,8 @@ BLOCKS: dict[str, tuple[int, int]] = {
     "Q4_K": (256, 144),
     "Q5_K": (256, 176),
     "Q6_K": (256, 210),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
 }
 SLICE = 1 << 20  # numbers converted at a time: bounds the memory beside the result
 
