@@ -25,17 +25,14 @@ class Disguise:
     """The replacements for one conversation. Without marker text in it, everything passes unchanged."""
 
     def __init__(self, tokenizer: Tokenizer, variables: dict[str, Any], template_source: str) -> None:
-        texts = list(_strings(variables))
-        found = [marker for marker in tokenizer.marker_ids if any(marker in text for text in texts)]
-        used = set(template_source).union(*texts) if found else set()
-        free = (chr(code) for code in STAND_INS if chr(code) not in used)
-        self._shown = dict(zip(free, found, strict=False))
+        found: dict[str, int] = {}
+        for text in _strings(variables):
+            found |= tokenizer.spellings(text)
+        self._shown = dict(zip(unused(variables, template_source) if found else (), found, strict=False))
         if len(self._shown) < len(found):
             raise ParameterError("messages: use too many markers and too many rare characters to keep them apart")
         hidden = {marker: char for char, marker in self._shown.items()}
-        control = {
-            marker: char for marker, char in hidden.items() if tokenizer.marker_ids[marker] in tokenizer.special_ids
-        }
+        control = {marker: char for marker, char in hidden.items() if found[marker] in tokenizer.special_ids}
         self._hidden, self._control = _Replacer(hidden), _Replacer(control)
 
     @property
@@ -66,6 +63,12 @@ class Disguise:
         if isinstance(value, list):
             return [self._hide(item) for item in value]
         return value
+
+
+def unused(variables: dict[str, Any], template_source: str) -> Iterator[str]:
+    """Rare characters that occur neither in a template's variables nor in the template."""
+    used = set(template_source).union(*_strings(variables))
+    return (chr(code) for code in STAND_INS if chr(code) not in used)
 
 
 TEMPLATE_OWN = frozenset({"bos_token", "eos_token"})

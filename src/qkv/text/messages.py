@@ -57,6 +57,10 @@ def _message(message: object, field: str) -> Message:
     handled = ("role", "content", "tool_calls")
     # A key with null is the same as no key: many templates print "None" otherwise.
     out: Message = {k: plain(v, f"{field}.{k}") for k, v in message.items() if v is not None and k not in handled}
+    # Templates read the first of these names; clients send any.
+    reasoning = next((out[key] for key in ("reasoning_content", "reasoning", "thinking") if key in out), None)
+    if reasoning is not None:
+        out["reasoning_content"] = reasoning
     if not isinstance(out.get("reasoning_content", ""), str):
         raise ParameterError(f"{field}.reasoning_content: must be a string")
     out = {
