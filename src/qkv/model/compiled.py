@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -61,7 +62,7 @@ class Chunk:
 class CompiledDecoder:
     """A decoder that runs on `threads` threads. One step at a time: calls from several threads take turns.
 
-    cache: "f16", "int8" or "f32"; context: the most positions of a sequence; outputs: the most rows of logits of a step.
+    cache: "f16", "int8" or "f32"; context: the most positions of a sequence; outputs: the most rows of a step's logits.
     Raises ParameterError for an impossible value, ModelFileError for a shape the kernels do not have.
     """
 
@@ -92,6 +93,7 @@ class CompiledDecoder:
         self._program = Program(step_for(weights.formats), arrays, threads)
         self._one_step = threading.Lock()  # the batch's arrays serve one step at a time
         self._closed = False
+        _decoders.add(self)
 
     def new_cache(self) -> PagedCache:
         """A sequence with nothing in it yet."""
@@ -171,6 +173,19 @@ class CompiledDecoder:
         cos, sin = self._rope.rotation(batch.positions[:tokens], np.float32)
         batch.cos[: tokens * half], batch.sin[: tokens * half] = cos.ravel(), sin.ravel()
         batch.command[:] = tokens, tiles, parts, outputs, 1, -1
+
+
+_decoders: weakref.WeakSet[CompiledDecoder] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a forked child no step is running, whatever a thread of the parent was doing."""
+    for decoder in list(_decoders):
+        decoder._one_step = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def compile_kernels(formats: Iterable[str], progress: Progress = silent) -> None:
