@@ -5,6 +5,7 @@ Text becomes ids (`qkv.text`), ids become more ids (`qkv.engine`), ids become te
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -29,6 +30,7 @@ from qkv.text.tokenizer import Tokenizer
 from qkv.weights.checkpoint import Checkpoint, open_checkpoint
 from qkv.weights.load import formats_of, load_weights
 from qkv.weights.names import resolve
+from qkv.weights.report import report
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -143,11 +145,13 @@ class LLM:
         self.cache = _cache(cache, self.config)
         self.context = _context(context, self.config.max_position_embeddings)
         self.threads = _threads(threads)
-        self.tokenizer = _tokenizer(checkpoint)
+        self.tokenizer = open_tokenizer(checkpoint)
         self._generation_config = checkpoint.generation_config
         self._template = _template(checkpoint, self.tokenizer)
         compile_kernels(formats_of(self.config, checkpoint.tensors, weights), progress)
+        started = time.perf_counter()
         loaded = load_weights(self.config, checkpoint.tensors, wanted=weights, threads=self.threads, progress=progress)
+        self.load_report = report(checkpoint, loaded, time.perf_counter() - started)
         self.notes = [*checkpoint.notes, *loaded.notes]
         self.weight_bytes = loaded.bytes_per_token
         self._decoder = CompiledDecoder(
@@ -300,7 +304,8 @@ def _cache(kind: str, config: ModelConfig) -> str:
     return kind
 
 
-def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer of a model's files. Raises ModelFileError where they have none."""
     if isinstance(checkpoint.tokenizer, Path):
         return Tokenizer.from_file(checkpoint.tokenizer, checkpoint.tokenizer_config)
     if checkpoint.tokenizer is None:

@@ -13,6 +13,7 @@ from typing import Any
 import qkv.cli.loading
 from qkv.engine.params import SamplingParams
 from qkv.llm import Chunk, Completion, Stream, Timings
+from qkv.weights.report import Amount, LoadReport
 
 Answer = Sequence[tuple[str, str]]  # pairs of (text, thinking), a chunk each
 
@@ -27,6 +28,14 @@ class ScriptedLLM:
         self.answers, self.context, self.name, self.pause = answers, context, name, pause
         self.calls: list[dict[str, Any]] = []
         self.closed = False
+        self.load_report = LoadReport(
+            path="/models/scripted",
+            stored=(Amount("BF16", 3, 6000), Amount("F32", 1, 4)),
+            packed=(Amount("int8", 3, 3400),),
+            requantized=("3 matrices from BF16 to int8",),
+            notes=("rope_theta is missing; using 10000.0",),
+            seconds=0.25,
+        )
 
     def stream(self, prompt: str, params: SamplingParams) -> Stream:
         self.calls.append({"prompt": prompt, "params": params})

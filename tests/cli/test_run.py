@@ -44,6 +44,29 @@ def test_the_answer_alone_is_on_standard_output(llm: ScriptedLLM, capsys: pytest
     assert llm.closed
 
 
+def test_verbose_shows_the_load_report(llm: ScriptedLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["run", "-v", "-q", "Why is the sky blue?"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Because.\n"
+    assert [line.split("  ", 1)[0] for line in err.splitlines()] == [
+        "loaded",
+        "in the files",
+        "in the files",
+        "in memory",
+        "requantized",
+        "note",
+    ]
+    for words in (
+        "/models/scripted in 0.25 s",
+        "BF16: 6 kB in 3 tensors",
+        "F32: 4 bytes in 1 tensor\n",
+        "int8: 3.4 kB in 3 matrices",
+        "3 matrices from BF16 to int8",
+        "rope_theta is missing; using 10000.0",
+    ):
+        assert words in err
+
+
 def test_every_option_arrives(llm: ScriptedLLM, capsys: pytest.CaptureFixture[str]) -> None:
     line = (
         "run hi -m other --system Be_brief --max-tokens 3 --temp 0 --top-k 5 --top-p 0.5 --min-p 0 --seed 0 "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +14,7 @@ from qkv.errors import ModelNotFoundError
 if TYPE_CHECKING:
     from qkv.model.config import ModelConfig
     from qkv.weights.checkpoint import Checkpoint
+    from qkv.weights.report import Amount, LoadReport
 
 Rows = list[tuple[str, ...]]
 
@@ -67,22 +67,33 @@ def shape_rows(config: ModelConfig) -> Rows:
 
 
 def _file_rows(checkpoint: Checkpoint) -> Rows:
-    rows: Rows = []
-    count: Counter[str] = Counter()
-    size: Counter[str] = Counter()
-    for tensor in checkpoint.tensors.values():
-        count[tensor.dtype] += 1
-        size[tensor.dtype] += tensor.data.nbytes
-    for dtype, bytes_ in size.most_common():
-        rows.append(
-            ("weights", f"{dtype}: {terminal.bytes_text(bytes_)} in {terminal.count_text(count[dtype], 'tensor')}")
-        )
+    from qkv.weights.report import stored_amounts
+
+    rows: Rows = [
+        ("weights", _amount(amount, "tensor", "tensors")) for amount in stored_amounts(checkpoint.tensors.values())
+    ]
     rows.append(("tokenizer", _tokenizer(checkpoint)))
     rows.append(("chat template", "no" if checkpoint.chat_template is None else "yes"))
     rows.append(("end tokens", ", ".join(map(str, checkpoint.end_ids)) or "none"))
     rows.append(("path", str(checkpoint.path)))
     rows += [("note", text) for text in checkpoint.notes]
     return rows
+
+
+def report_text(report: LoadReport) -> str:
+    """What loading did, for people."""
+    rows: Rows = [("loaded", f"{report.path} in {report.seconds:.2f} s")]
+    rows += [("in the files", _amount(amount, "tensor", "tensors")) for amount in report.stored]
+    rows += [("in memory", _amount(amount, "matrix", "matrices")) for amount in report.packed]
+    rows += [("requantized", text) for text in report.requantized or ("nothing: all numbers are the files' own",)]
+    rows += [("note", text) for text in report.notes]
+    return table(rows)
+
+
+def _amount(amount: Amount, thing: str, things: str) -> str:
+    """`BF16: 1.2 GB in 197 tensors`."""
+    count = f"{amount.count:,} {thing if amount.count == 1 else things}"
+    return f"{amount.format}: {terminal.bytes_text(amount.bytes)} in {count}"
 
 
 def _tokenizer(checkpoint: Checkpoint) -> str:

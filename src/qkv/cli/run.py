@@ -11,6 +11,7 @@ import typer
 
 from qkv.cli import loading, options, terminal
 from qkv.cli.answer import AnswerPrinter, print_speed
+from qkv.cli.info import report_text
 from qkv.engine.params import SamplingParams
 from qkv.errors import QkvError
 
@@ -43,6 +44,9 @@ def run(
     threads: options.Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is complete.")] = False,
     quiet: options.Quiet = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show how the model was loaded, on standard error.")
+    ] = False,
 ) -> None:
     """Answer one prompt.
 
@@ -75,6 +79,8 @@ def run(
         options.check_text(name, text)
     text = read_prompt(prompt)
     with loading.load_llm(model, context=context, weights=weights, cache=cache, threads=threads, quiet=quiet) as llm:
+        if verbose:
+            terminal.note(terminal.visible(report_text(llm.load_report)).rstrip("\n"))
         completion = _answer(_stream(llm, text, params, system=system, think=think, raw=raw), show=not as_json)
         if as_json:
             terminal.write(json.dumps(_report(completion, llm.name)) + "\n")

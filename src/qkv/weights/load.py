@@ -20,6 +20,7 @@ from qkv.kernels.packing import pack, pack_gguf
 from qkv.model.compiled import PackedWeights
 from qkv.model.config import ModelConfig
 from qkv.progress import Progress, silent
+from qkv.weights.mapped import let_go
 from qkv.weights.tensor import StoredTensor, decode
 
 OWN_FORMAT = {"Q4_0": "int4", "Q4_1": "int4m", "Q8_0": "int8"}
@@ -145,6 +146,8 @@ def _pack_slice(arena: NDArray[np.uint8], matrix: Any, tensor: StoredTensor, fir
         pack(arena, matrix, first, raw.view("<f2"), tensor.name)
     else:
         pack(arena, matrix, first, decode(tensor.dtype, raw), tensor.name)
+    if tensor.row_order is None:
+        let_go(tensor.data[first:last])
     return raw.nbytes
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import mmap
 import stat
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from qkv.errors import ModelFileError
 
@@ -21,6 +25,24 @@ def map_file(path: Path) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
+
+
+def let_go(view: npt.NDArray[Any]) -> None:
+    """Give the memory of a mapped file's part back to the system, once it has been read.
+
+    The bytes stay readable and unchanged; a program that reads a model through once holds little of it at a time.
+    """
+    base: Any = view
+    while isinstance(base, np.ndarray):
+        base = base.base
+    content = base.obj if isinstance(base, memoryview) else base
+    if not isinstance(content, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED") or not view.flags.c_contiguous:
+        return
+    first = view.ctypes.data - np.frombuffer(content, np.uint8).ctypes.data
+    start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE  # whole pages only: others may be using the rest
+    end = (first + view.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if start < end:
+        content.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
 def read_limited(path: Path, limit: int) -> bytes:
