@@ -25,7 +25,7 @@ def plain(logits, temperature, min_p=0.0, top_k=0, top_p=1.0) -> dict[int, float
         ranked = ranked[:top_k]
     total, kept, before = sum(p[i] for i in ranked), [], 0.0
     for i in ranked:
-        if kept and before >= top_p:
+        if kept and before >= top_p and top_p < 1:  # 1 is off: rounding must not make a cut of it
             break
         kept.append(i)
         before += p[i] / total
