@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
 
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo test test-all fuzz lint bench clean
 
 help:
 	@echo "make demo      install qkv into .venv, fetch SmolLM2 (93 MB) and ask it a question"
 	@echo "make test      the light test suite (no torch), under 10 minutes"
 	@echo "make test-all  everything, with torch and transformers as oracles, under 60 minutes"
+	@echo "make fuzz      200,000 damaged model files and more; QKV_FUZZ_COUNT is the number of each kind"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     the benchmarks"
 
@@ -22,6 +23,10 @@ test: .venv/test
 test-all: .venv/oracle
 	@$(BIN)/qkv warmup -q --weights f32
 	$(BIN)/python -m pytest -n $(JOBS)
+
+fuzz: .venv/test
+	@$(BIN)/qkv warmup -q --weights f32
+	QKV_FUZZ_COUNT=$${QKV_FUZZ_COUNT:-26000} $(BIN)/python -m pytest tests/fuzz -n $(JOBS)
 
 lint: .venv/test
 	$(BIN)/ruff check
