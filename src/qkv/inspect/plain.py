@@ -7,8 +7,11 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
-Numbers = Sequence[float]
+from numpy.typing import NDArray
+
+Numbers = Sequence[float] | NDArray[Any]
 MARKS = "●○×+◆◇"
 
 
@@ -17,8 +20,11 @@ def paragraph(text: str, width: int) -> str:
     return textwrap.fill(" ".join(text.split()), width, break_on_hyphens=False) + "\n\n"
 
 
-def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Rows as lines; the first `left` columns start together, the others end together. The first row is the header."""
+def table(rows: Sequence[Sequence[str]], left: int = 1, groups: Sequence[tuple[str, int]] = ()) -> str:
+    """Rows as lines; the first `left` columns start together, the others end together. The first row is the header.
+
+    groups: titles above the header and how many columns each spans, from the first column on.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -28,22 +34,35 @@ def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
         ]
         lines.append("  ".join(cells).rstrip())
     lines.insert(1, "─" * max(map(len, lines)))
+    if groups:
+        titles, first = [], 0
+        for title, span in groups:
+            room = sum(widths[first : first + span]) + 2 * (span - 1)
+            titles.append(f" {title} ".center(room, "─" if title else " "))
+            first += span
+        lines.insert(0, "  ".join(titles).rstrip())
     return "".join(line + "\n" for line in lines)
 
 
+def plain(number: float) -> str:
+    """Three digits without a power of 1000 where they can be read: 0.00325, 12.5, 16,384, else 3e-05."""
+    if number != 0 and not 1e-4 <= abs(number) < 1e6:
+        return f"{number:.0e}"
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
 def si(number: float, unit: str = "") -> str:
-    """Three digits and a power of 1000: 8.59 G, 114 k, 0.25, 1.2 m."""
+    """Three digits and a power of 1000: 8.59 G, 114 k, 1.00, 250 m."""
     if number == 0 or not math.isfinite(number):
         return f"{number:g} {unit}".strip()
-    exponent = math.floor(math.log10(abs(number)) / 3 + 1e-9)
+    exponent = math.floor(math.log10(abs(number)) / 3)
     if abs(number) / 1000.0**exponent >= 999.5:
         exponent += 1
-    exponent = max(-3, min(6, exponent))
-    scaled = number / 1000.0**exponent
-    digits = f"{scaled:.3g}"
-    if "e" not in digits and "." not in digits and abs(scaled) < 100:
-        digits = f"{scaled:.2f}" if abs(scaled) < 10 else f"{scaled:.1f}"
-    return f"{digits} {'nµm kMGTPE'[exponent + 3].strip()}{unit}".strip()
+    if not -3 <= exponent <= 6:
+        return f"{number:.2e} {unit}".strip()
+    scaled = abs(number) / 1000.0**exponent
+    digits = 2 if scaled < 9.995 else 1 if scaled < 99.95 else 0
+    return f"{math.copysign(scaled, number):.{digits}f} {'nµm kMGTPE'[exponent + 3].strip()}{unit}".strip()
 
 
 @dataclass(frozen=True)
@@ -56,15 +75,21 @@ class Series:
     line: bool = False
 
 
-def chart(series: Sequence[Series], width: int, *, height: int = 16, x_name: str, y_name: str, log: bool = True) -> str:
-    """Points in a frame, both axes logarithmic or both linear, and a legend below.
+def chart(
+    series: Sequence[Series], width: int, *, height: int = 16, x_name: str, y_name: str, log: str = "xy", unit: str = ""
+) -> str:
+    """Points in a frame and a legend below. `log` names the logarithmic axes, `unit` is that of y.
 
-    A line is drawn as dots; points are drawn over it. What is not finite (or not positive, on logarithmic axes) is
+    A line is drawn as dots; points are drawn over it. What is not finite (or not positive, on a logarithmic axis) is
     left out.
     """
-    scale = math.log10 if log else float
     points = [
-        [(scale(x), scale(y)) for x, y in zip(one.x, one.y, strict=True) if _drawable(x, y, log)] for one in series
+        [
+            (math.log10(x) if "x" in log else x, math.log10(y) if "y" in log else y)
+            for x, y in zip(one.x, one.y, strict=True)
+            if _drawable(x, "x" in log) and _drawable(y, "y" in log)
+        ]
+        for one in series
     ]
     every = [point for some in points for point in some]
     margin = 9
@@ -87,16 +112,17 @@ def chart(series: Sequence[Series], width: int, *, height: int = 16, x_name: str
         if not one.line:
             for x, y in some:
                 put(x, y, mark)
-    lines = [y_name]
+    lines = [f"{y_name} (logarithmic)" if "y" in log else y_name]
     for row, line in enumerate(cells):
         value = y1 - (y1 - y0) * row / (height - 1)
-        label = si(10**value if log else value) if row % 5 == 0 or row == height - 1 else ""
+        number = 10**value if "y" in log else value
+        label = (si(number, unit) if unit else plain(number)) if row % 5 == 0 else ""
         lines.append(
             f"{label:>{margin - 1}} ┤{''.join(line)}".rstrip() if label else f"{'':{margin}}│{''.join(line)}".rstrip()
         )
     lines.append(" " * margin + "└" + "─" * columns)
-    lines.append(_x_labels(x0, x1, columns, margin, log, x_name))
-    lines += _legend([f"{mark} {one.name}" for mark, one in zip(marks, series, strict=True)], width)
+    lines.append(_x_labels(x0, x1, columns, margin, "x" in log, x_name))
+    lines += _legend(list(dict.fromkeys(f"{mark} {one.name}" for mark, one in zip(marks, series, strict=True))), width)
     return "".join(line + "\n" for line in lines)
 
 
@@ -146,11 +172,11 @@ def beside(panels: Sequence[tuple[str, Sequence[str]]], width: int) -> str:
     return text
 
 
-def _drawable(x: float, y: float, log: bool) -> bool:
-    return math.isfinite(x) and math.isfinite(y) and (not log or (x > 0 and y > 0))
+def _drawable(value: float, log: bool) -> bool:
+    return math.isfinite(value) and (not log or value > 0)
 
 
-def _range(values: Numbers) -> tuple[float, float]:
+def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values, default=0.0), max(values, default=1.0)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
@@ -169,8 +195,8 @@ def _marks(series: Sequence[Series]) -> list[str]:
 
 
 def _x_labels(x0: float, x1: float, columns: int, margin: int, log: bool, name: str) -> str:
-    left, right = (si(10**x if log else x) for x in (x0, x1))
-    middle = f"{name}{' (both axes logarithmic)' if log else ''}"
+    left, right = (plain(10**x if log else x) for x in (x0, x1))
+    middle = f"{name}{' (logarithmic)' if log else ''}"
     return " " * (margin + 1) + left + middle.center(columns - len(left) - len(right)) + right
 
 

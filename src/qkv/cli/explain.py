@@ -1,0 +1,132 @@
+"""`qkv explain`: the chapter on attention, computed while you look."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.cli import options, terminal
+from qkv.errors import QkvError
+
+if TYPE_CHECKING:
+    from qkv.inspect.trace import Heads
+
+SAMPLE = (
+    "The capital of France is Paris, a city on the river Seine. Its best known tower was built for a fair in 1889, and "
+    "many people wanted it taken down again. They were outvoted: the tower could carry a radio antenna. Today it is "
+    "painted every seven years, by hand, with sixty tons of paint."
+)
+"""What a model reads while its attention is looked at."""
+
+NARROW, WIDE = 80, 120
+
+
+@dataclass(frozen=True)
+class View:
+    """What a topic shows: text for the terminal, and plots, one above the other."""
+
+    text: str
+    draw: list[Callable[[Any], None]]
+
+
+def explain(
+    topic: Annotated[str, typer.Argument(help="scaling, mask, convex, heads or cost.", show_default=False)],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Look into this model: hub id, short name, .gguf file or folder."),
+    ] = None,
+    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Also write a plot to this file.")] = None,
+    threads: options.Threads = None,
+) -> None:
+    """Show what a part of attention does, with numbers computed now.
+
+    \b
+    qkv explain scaling               why scores are divided by the root of d
+    qkv explain mask                  minus infinity before the softmax, and what else gives
+    qkv explain convex                outputs lie between the values
+    qkv explain heads                 from x to o_proj, and who shares a key head
+    qkv explain cost                  operations and bytes, and times measured here
+    qkv explain scaling -m smollm2    the same on a model's own q and k, layer by layer
+    qkv explain mask --png mask.png   also as a plot; needs matplotlib: pip install 'qkv[plots]'
+
+    Without -m nothing is fetched: scaling, mask and convex use random q, k and v, heads and cost the shape of
+    Qwen3-0.6B. With -m the first three run the model on a few lines of text (in float32 in NumPy: 4 bytes a
+    parameter); the others need only its shape.
+    """
+    if topic not in TOPICS:
+        raise QkvError(f"unknown topic {topic!r}; qkv explains {', '.join(TOPICS)}")
+    options.check_text("--model", model)
+    if png is not None:
+        from qkv.inspect import figures
+
+        figures.check_target(png)
+        figure = figures.new_figure(13, 4.3)
+    view = TOPICS[topic](model, _width(), threads)
+    if png is not None:
+        figure.set_size_inches(13, 4.3 * len(view.draw))
+        for draw, part in zip(view.draw, figure.subfigures(len(view.draw), 1, squeeze=False)[:, 0], strict=True):
+            draw(part)
+        figures.save(figure, png)
+    terminal.write(terminal.for_output(view.text))
+
+
+def _scaling(model: str | None, width: int, threads: int | None) -> View:
+    from qkv.inspect import scaling
+
+    result = scaling.compute()
+    view = View(scaling.report(result, width), [lambda figure: scaling.draw(result, figure)])
+    if model is None:
+        return view
+    found = scaling.compute_model(trace(model))
+    text = f"{view.text}\n{scaling.report_model(found, _label(model), width)}"
+    return View(text, [*view.draw, lambda figure: scaling.draw_model(found, _label(model), figure)])
+
+
+TOPICS: dict[str, Callable[[str | None, int, int | None], View]] = {"scaling": _scaling}
+
+
+def trace(model: str) -> list[Heads]:
+    """Fetch a model if need be, and run it in NumPy on `SAMPLE`: q, k and v of every layer."""
+    from qkv.cli.bars import Bars
+    from qkv.inspect.trace import Traced
+    from qkv.llm import open_tokenizer
+    from qkv.weights.checkpoint import open_checkpoint
+    from qkv.weights.names import resolve
+
+    with Bars() as bars:
+        checkpoint = open_checkpoint(resolve(model, progress=bars))
+        tokenizer = open_tokenizer(checkpoint)
+        _check_memory(model, 4 * checkpoint.config.parameter_count)
+        tensors = {}
+        for done, (name, tensor) in enumerate(checkpoint.tensors.items()):
+            bars(f"reading {model}", done, len(checkpoint.tensors), "tensors")
+            tensors[name] = tensor.to_float32()
+        bars(f"reading {model}", len(tensors), len(tensors), "tensors")
+    return Traced(checkpoint.config, tensors).trace(tokenizer.prompt(SAMPLE))
+
+
+def _check_memory(model: str, needed: int) -> None:
+    try:
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not known here
+        return
+    if needed > 0.9 * there:
+        raise QkvError(
+            f"{model} takes {terminal.bytes_text(needed)} in float32, and this machine has "
+            f"{terminal.bytes_text(there)} of memory; look into a smaller one, such as smollm2"
+        )
+
+
+def _label(model: str) -> str:
+    """A model's name, or the last part of its path."""
+    return Path(model).name if Path(model).exists() else model
+
+
+def _width() -> int:
+    return max(NARROW, min(WIDE, shutil.get_terminal_size((NARROW, 24)).columns))

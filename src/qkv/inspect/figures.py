@@ -1,0 +1,57 @@
+"""Plots as PNG files. Needs matplotlib, which nothing else does: `pip install 'qkv[plots]'`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from qkv.errors import QkvError
+
+# Told apart with any colour vision (Okabe and Ito, 2008), on white.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+GREY = "#777777"
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty matplotlib figure, in inches. Raises QkvError where matplotlib is missing."""
+    try:
+        backend = importlib.import_module("matplotlib.backends.backend_agg")
+        figure = importlib.import_module("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
+    except ImportError:
+        raise QkvError("a PNG needs matplotlib, which is not installed: pip install 'qkv[plots]'") from None
+    backend.FigureCanvasAgg(figure)
+    return figure
+
+
+def check_target(path: Path) -> None:
+    """Raise QkvError if no file could be written there, before anything is computed for it."""
+    if path.is_dir():
+        raise QkvError(f"{path} is a folder; name a file, such as {path / 'plot.png'}")
+    if not path.parent.is_dir():
+        raise QkvError(f"{path.parent}: no such folder")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write the figure as a PNG: completely or not at all. Raises QkvError."""
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        with os.fdopen(handle, "wb") as file:
+            figure.savefig(file, format="png", dpi=144)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(path)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise QkvError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
