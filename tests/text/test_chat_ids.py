@@ -156,6 +156,23 @@ def test_ids_equal_transformers(qwen3, qwen3_template, qwen3_folder, messages):
 
 
 @pytest.mark.oracle
+@pytest.mark.parametrize(
+    ("sent", "meant"),
+    [('{"city": "Paris", "é": [1]}', {"city": "Paris", "é": [1]}), ("", {}), (None, {}), ("{}", {})],
+)
+def test_what_clients_send_renders_as_transformers_renders_what_they_mean(
+    qwen3, qwen3_template, qwen3_folder, sent, meant
+):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    ours = [turn("user", parts), turn("assistant", None, **called(sent)), turn("tool", [{"type": "text", "text": "1"}])]
+    theirs = [turn("user", "ab"), turn("assistant", "", **called(meant)), turn("tool", "1")]
+    expected = _transformers_tokenizer(qwen3_folder).apply_chat_template(
+        theirs, tokenize=True, add_generation_prompt=True, return_dict=False
+    )
+    assert encode_chat(qwen3_template, qwen3, ours) == expected
+
+
+@pytest.mark.oracle
 def test_smollm2s_template_equals_transformers(smollm2_keys, qwen3_folder, qwen3):
     source = smollm2_keys["tokenizer.chat_template"]
     template = ChatTemplate(source, bos_token="<|im_start|>", eos_token="<|im_end|>", name="smollm2")

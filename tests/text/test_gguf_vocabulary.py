@@ -10,7 +10,7 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
-from vocabularies import NASTY, gguf_metadata, tiny_tokenizer_json
+from vocabularies import CORPUS, NASTY, gguf_metadata, tiny_tokenizer_json
 
 from qkv.errors import ModelFileError
 from qkv.text.bytelevel import BYTE_OF
@@ -62,7 +62,7 @@ def test_bos_and_end_ids(metadata):
 
 
 @pytest.mark.parametrize(
-    ("pre", "add_bos"), [("llama-bpe", True), ("qwen2", False), ("smollm", False), ("gpt-2", False)]
+    ("pre", "add_bos"), [("llama-bpe", True), ("tekken", True), ("qwen2", False), ("smollm", False), ("gpt-2", False)]
 )
 def test_a_missing_add_bos_token_takes_the_familys_rule_and_says_so(metadata, pre, add_bos):
     keys = {**metadata, PREFIX + "pre": pre}
@@ -79,10 +79,30 @@ def test_a_missing_add_bos_token_takes_the_familys_rule_and_says_so(metadata, pr
         ("smollm", "don't 123 x", ["don", "'t", "Ġ", "1", "2", "3", "Ġx"]),
         ("qwen2", "DON'T 123\n(x):\n", ["DON", "'T", "Ġ", "1", "2", "3", "Ċ", "(x", "):Ċ"]),
         ("llama-bpe", "I'LL 12345  x", ["I", "'LL", "Ġ", "123", "45", "Ġ", "Ġx"]),
+        ("tekken", "camelCase I'LL 12 a/b//\n", ["camel", "Case", "ĠI", "'LL", "Ġ", "1", "2", "Ġa", "/b", "//Ċ"]),
+        ("deepseek-r1-qwen", "DON'T 12", ["DON", "'T", "Ġ", "1", "2"]),
     ],
 )
 def test_each_family_cuts_text_its_own_way(pre, text, pieces):
     assert [piece for piece, _ in RULES[pre].pre_tokenizer().pre_tokenize_str(text)] == pieces
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("pre", sorted(RULES))
+def test_each_rule_cuts_text_like_transformers(pre):
+    pytest.importorskip("transformers")
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    if pre in GGUF_PRE_TOKENIZER_SPLITS:
+        split = pre_tokenizers.Split(tokenizers.Regex(GGUF_PRE_TOKENIZER_SPLITS[pre]), behavior="isolated")
+        theirs = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    else:
+        assert pre in ("gpt-2", "smollm")
+        theirs = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        if pre == "smollm":
+            theirs = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), theirs])
+    for text in [*NASTY, *CORPUS.values(), " ".join(CORPUS.values())]:
+        assert RULES[pre].pre_tokenizer().pre_tokenize_str(text) == theirs.pre_tokenize_str(text)
 
 
 def test_llama_takes_a_whole_word_before_merging(metadata):

@@ -64,8 +64,9 @@ class GgufVocabulary:
             full.normalizer = self.rules.normalizer()
         if self.rules.pre_tokenizer is not None:
             full.pre_tokenizer = self.rules.pre_tokenizer()
-        full.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in self.control])
-        full.add_tokens([AddedToken(text, normalized=False, special=False) for text in self.user_defined])
+        with library_errors(f"{source}: tokenizer.ggml.tokens cannot be used"):
+            full.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in self.control])
+            full.add_tokens([AddedToken(text, normalized=False, special=False) for text in self.user_defined])
         return full
 
 

@@ -126,8 +126,9 @@ class Tokenizer:
         if self._never_plain.isdisjoint(ids):
             return ids
         # The merges themselves can spell a marker. So do without them: this happens once.
-        self._plain = without_markers(self._full, self._never_plain)
-        self._inner = after_text(self._plain)
+        with library_errors(f"{self.source}: the vocabulary cannot be used without its added tokens"):
+            self._plain = without_markers(self._full, self._never_plain)
+            self._inner = after_text(self._plain)
         return self._encode(self._inner if inner else self._plain, text)
 
     def segments(self, text: str) -> list[str | int]:

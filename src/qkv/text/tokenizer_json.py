@@ -76,7 +76,8 @@ def configured_id(full: tokenizers.Tokenizer, config: Mapping[str, object], key:
         return None
     if not isinstance(token, str):
         raise ModelFileError(f"{path.parent}: {key} must be a token, not {str(token)[:40]!r}")
-    id: int | None = full.token_to_id(token)
+    with library_errors(f"{path.parent}: {key} cannot be looked up"):
+        id: int | None = full.token_to_id(token)
     if id is None:
         raise ModelFileError(f"{path.parent}: {key} is {token[:40]!r}, which {path.name} does not have")
     return id
