@@ -76,6 +76,8 @@ def test_the_portable_form_has_the_same_bits():
 ANSWER = """
 import fault_samples
 from qkv.kernels import cache
+from qkv.model.compiled import compile_kernels
+compile_kernels(["f32"])
 compiled = []
 cache.on_compiled.append(compiled.append)
 print(hash(fault_samples.solo(fault_samples.deep(), fault_samples.prompt()).tobytes()), len(compiled))
@@ -84,7 +86,7 @@ print(hash(fault_samples.solo(fault_samples.deep(), fault_samples.prompt()).toby
 
 @pytest.mark.slow
 def test_two_processes_that_compile_at_once(tmp_path):
-    """Neither compiles in itself: one has a child that does, and the other waits for it."""
+    """One compiles, in a child of its own, and the other waits; then neither has anything left to compile."""
     environment = {"QKV_CACHE": str(tmp_path), "PYTHONHASHSEED": "0"}
     processes = [start(ANSWER, **environment) for _ in range(2)]
     answers = {finish(process) for process in processes}

@@ -23,6 +23,7 @@ So one 32-byte load holds 4 inputs of each of 8 rows, and the matching activatio
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import sys
 from typing import Any
@@ -98,7 +99,8 @@ def new_arena(size: int) -> NDArray[np.uint8]:
         return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)[:size]
     memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a Linux built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)[:size]
 
 

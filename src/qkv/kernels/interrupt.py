@@ -39,7 +39,10 @@ class InterruptWatch:
         if self._ends is None:
             self._start()
         assert self._ends is not None
-        previous = signal.set_wakeup_fd(self._ends[0].fileno(), warn_on_full_buffer=False)
+        try:
+            previous = signal.set_wakeup_fd(self._ends[0].fileno(), warn_on_full_buffer=False)
+        except ValueError:  # a subinterpreter: signals are not its business
+            return
         if previous == -1:
             self._armed = True
         else:
