@@ -70,6 +70,8 @@ def test_top_p_zero_keeps_one_token_and_top_k_beyond_the_vocabulary_keeps_all():
     logits = np.zeros(5, np.float32)
     assert candidates(logits, params(temperature=1, top_p=0))[0].tolist() == [0]
     assert candidates(logits, params(temperature=1, top_k=9_999_999))[0].tolist() == [0, 1, 2, 3, 4]
+    logits[3] = 1
+    assert candidates(logits, params(temperature=1, top_k=9_999_999, top_p=0))[0].tolist() == [3]
 
 
 def test_temperature_comes_before_top_p():

@@ -34,7 +34,7 @@ def candidates(logits: NDArray[np.float32], params: SamplingParams) -> tuple[NDA
 
     The likeliest come first, unless no number limits them: then they are in the order of their ids.
     """
-    top_k = params.top_k if params.top_k and params.top_k > 0 else len(logits)
+    top_k = min(params.top_k, len(logits)) if params.top_k and params.top_k > 0 else len(logits)
     top_p = 1.0 if params.top_p is None else params.top_p
     if top_p < 1 and top_k == len(logits):
         return _nucleus(logits, params, top_p)
