@@ -114,11 +114,13 @@ def write_gguf(
     tensors_per_file: int = 0,
     vocabulary: Sequence[str] = (),
     merges: Sequence[str] = (),
+    blocks: Mapping[str, tuple[str, NDArray[np.uint8]]] | None = None,
 ) -> Path:
     """A GGUF file by the `gguf` package; matrices in the format `kind`, vectors in float32.
 
     `keys` are more of the architecture's own ("rope.scaling.type"); with `tensors_per_file` the file is split, and the
     first part's path is returned. With a byte-level `vocabulary` and its `merges` the file has a usable tokenizer.
+    `blocks` are matrices as they are to be stored: type and bytes [rows, bytes of a row].
     """
     writer = gguf.GGUFWriter(str(path), config.architecture, split_max_tensors=tensors_per_file)
     add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
@@ -147,12 +149,15 @@ def write_gguf(
     quantization = gguf.GGMLQuantizationType[kind]
     for name, stored in tensors.items():
         values = stored
+        given = (blocks or {}).get(name)
         if config.architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             values = llama_permuted(values, heads)
         for old, new in GGUF_PARTS:
             name = name.replace(old, new)
-        if values.ndim == 2:
+        if given is not None:
+            writer.add_tensor(name, given[1], raw_dtype=gguf.GGMLQuantizationType[given[0]])
+        elif values.ndim == 2:
             writer.add_tensor(name, gguf.quants.quantize(values, quantization), raw_dtype=quantization)
         else:
             writer.add_tensor(name, values)

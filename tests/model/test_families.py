@@ -113,6 +113,23 @@ def test_families_equal_transformers(tmp_path, name):
 
 
 @pytest.mark.oracle
+def test_norm_weights_near_zero_are_taken_as_they_are(tmp_path):
+    """Some families store w - 1; none of these does, however small its weights are."""
+    torch = pytest.importorskip("torch")
+    _, config = FAMILIES["qwen3"]
+    tensors = random_tensors(config)
+    for name in tensors:
+        if name.endswith(("q_norm.weight", "k_norm.weight", "input_layernorm.weight")):
+            tensors[name] = (tensors[name] - 1) * np.float32(0.1) + np.float32(0.01)
+    ids = ids_of(config, 48)
+    with torch.no_grad():
+        expected = hf_model(config, tensors)(torch.tensor([ids])).logits[0].numpy()
+    checkpoint = open_checkpoint(write_hf(tmp_path, config, tensors))
+    assert np.abs(reference_logits(checkpoint, ids) - expected).max() < 1e-4
+    assert np.abs(compiled_logits(checkpoint, ids) - expected).max() < 1e-4
+
+
+@pytest.mark.oracle
 @pytest.mark.parametrize("old", [False, True], ids=["rope_parameters", "rope_scaling"])
 @pytest.mark.parametrize("name", SCALED)
 def test_scaled_rope_equals_transformers_beyond_the_original_length(tmp_path, name, old):

@@ -60,11 +60,13 @@ def test_pairs_turn_by_their_distance():
     assert dot(0, 0) == pytest.approx(float((q * k).sum()))
 
 
-def test_far_positions_are_not_rounded_onto_each_other():
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_far_positions_are_not_rounded_onto_each_other(dtype):
+    """In bfloat16 these would be 256, 1000, 4096 and 15936. The first pair's frequency is 1."""
     positions = np.array([257, 1001, 4095, 15962])
-    cos, sin = Rope(128, 1e6).rotation(positions, np.float64)
-    np.testing.assert_allclose(cos[:, 0], np.cos(positions), atol=1e-12)
-    np.testing.assert_allclose(sin[:, 0], np.sin(positions), atol=1e-12)
+    cos, sin = Rope(128, 1e6).rotation(positions, dtype)
+    np.testing.assert_allclose(cos[:, 0], np.cos(positions), atol=1e-12 if dtype is np.float64 else 1e-7)
+    np.testing.assert_allclose(sin[:, 0], np.sin(positions), atol=1e-12 if dtype is np.float64 else 1e-7)
 
 
 @pytest.mark.parametrize("theta", THETAS)

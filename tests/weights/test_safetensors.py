@@ -11,9 +11,10 @@ import pytest
 import safetensors.numpy
 
 from qkv.errors import ModelFileError
+from qkv.weights.checkpoint import open_checkpoint
 from qkv.weights.safetensors import INDEX, open_folder, open_safetensors
 from tiny import random_tensors, tiny_config
-from tinyfiles import safetensors_bytes
+from tinyfiles import safetensors_bytes, write_hf
 
 
 def with_header(header: str | bytes, data: bytes = b"") -> bytes:
@@ -179,3 +180,18 @@ def test_several_files_without_an_index_are_refused(tmp_path):
     (tmp_path / INDEX).unlink()
     with pytest.raises(ModelFileError, match="several weight files"):
         open_folder(tmp_path)
+
+
+def test_an_index_that_lists_part_of_a_model_is_refused(tmp_path):
+    """The shard has all tensors; the index has lost one layer's."""
+    config = tiny_config()
+    tensors = random_tensors(config)
+    write_hf(tmp_path, config, tensors)
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-1.safetensors")
+    places = dict.fromkeys(tensors, "model-1.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": places}))
+    assert len(open_checkpoint(tmp_path).tensors) == len(tensors)
+    rest = {name: file for name, file in places.items() if ".layers.1." not in name}
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": rest}))
+    with pytest.raises(ModelFileError, match=r"'model\.layers\.1\.input_layernorm\.weight' and 10 more is missing"):
+        open_checkpoint(tmp_path)
