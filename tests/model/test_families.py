@@ -13,13 +13,14 @@ import pytest
 from test_reference import hf_model
 
 from decoders import compiled, logits_of
-from qkv.model.config import ModelConfig
+from qkv.errors import ModelFileError
+from qkv.model.config import ModelConfig, from_hf
 from qkv.model.reference import Decoder
 from qkv.model.rope import LinearScaling, Llama3Scaling, YarnScaling, llama3_divisors, rope_frequencies
 from qkv.weights.checkpoint import Checkpoint, open_checkpoint
 from qkv.weights.load import load_weights
 from tiny import random_tensors, tiny_config
-from tinyfiles import write_gguf, write_hf
+from tinyfiles import hf_config, write_gguf, write_hf
 
 LENGTH = 150
 """More than twice the original length of the scaled models below, so that most positions lie beyond it."""
@@ -218,3 +219,36 @@ def test_what_the_files_say_about_scaling(tmp_path):
             read = open_checkpoint(folder(tmp_path / f"{name}{old}", family, config, rope, old=old)).config
             assert (read.rope_scaling, read.max_position_embeddings) == (scaling, positions)
             assert hash(read) == hash(replace(read))
+
+
+def read(family: str, **changes: Any) -> ModelConfig:
+    values = {**hf_config(FAMILIES[family][1]), "model_type": FAMILIES[family][0], **changes}
+    return from_hf({key: value for key, value in values.items() if value != "missing"}, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "because"),
+    [
+        ("llama", {"attention_bias": True}, "attention_bias is not supported for model_type 'llama'"),
+        ("llama", {"mlp_bias": True}, "mlp_bias is not supported"),
+        ("llama", {"sliding_window": 64}, "sliding-window attention (64) is not supported"),
+        ("qwen3", {"quantization_config": {"quant_method": "awq"}}, "quantization_config is not supported"),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 64}, "sliding-window attention (64)"),
+        ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, "'linear_attention' is not supported"),
+        ("mistral", {"sliding_window": 4096}, "sliding-window attention (4096)"),
+        # transformers' Mistral does not look at layer_types, and takes 4096 where the key is missing.
+        ("mistral", {"sliding_window": 4096, "layer_types": ["full_attention"] * 2}, "sliding-window attention (4096)"),
+        ("mistral", {"sliding_window": "missing"}, "sliding_window is missing, which means 4096"),
+    ],
+)
+def test_what_a_family_may_have_but_qkv_does_not_is_refused_by_name(family, changes, because):
+    with pytest.raises(ModelFileError) as caught:
+        read(family, **changes)
+    assert because in str(caught.value)
+
+
+def test_windows_that_are_not_in_use():
+    assert read("mistral", sliding_window=None) == FAMILIES["mistral"][1]
+    assert read("qwen2", sliding_window=64, use_sliding_window=False) == FAMILIES["qwen2"][1]
+    full = {"layer_types": ["full_attention"] * 2, "use_sliding_window": True, "sliding_window": 64}
+    assert read("qwen3", **full) == FAMILIES["qwen3"][1]

@@ -20,7 +20,7 @@ from tinyfiles import write_gguf
 CONFIG = tiny_config(
     hidden_size=256, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=128, vocab_size=96
 )
-SCALES = {  # where a block has its float16 scale, and its minimum's scale if it has one: as large as centres the numbers
+SCALES = {  # where a block has its float16 scale, and its minimum's if it has one, of a size that centres the numbers
     "Q4_0": {0: 1}, "Q4_1": {0: 1, 2: -7.5}, "Q5_0": {0: 1}, "Q5_1": {0: 1, 2: -15.5}, "Q8_0": {0: 1},
     "Q2_K": {80: 1, 82: 1.5}, "Q3_K": {108: 1}, "Q4_K": {0: 1, 2: 7.5}, "Q5_K": {0: 1, 2: 15.5}, "Q6_K": {208: 1},
     "IQ4_NL": {0: 1}, "IQ4_XS": {0: 1},
@@ -75,7 +75,7 @@ def test_every_number_is_the_gguf_packages(model):
 
 @pytest.mark.parametrize(("weights", "bound"), [("f32", 1e-4), (None, 0.3)])
 def test_logits_are_those_of_the_dequantized_model(model, weights, bound):
-    """`None`: what no kernel reads is made int8, and activations are rounded to 8 bits: 2 % of the logits' deviation."""
+    """`None`: what no kernel reads is made int8, and activations are rounded to 8 bits."""
     path, tensors = model
     checkpoint = open_checkpoint(path)
     ids = np.random.default_rng(1).integers(0, CONFIG.vocab_size, 48).tolist()

@@ -119,9 +119,7 @@ def from_hf(config: Mapping[str, Any], source: str, notes: list[str] | None = No
     _refuse_what_is_not_implemented(keys, family)
     hidden, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     # Qwen3's own default is 128 whatever the width; the others derive it from the width.
-    head_dim = keys.size("head_dim") if keys.get("head_dim") is not None else 0
-    if not head_dim:
-        head_dim = keys.size("head_dim", default=128) if architecture == "qwen3" else max(hidden // heads, 1)
+    default_head_dim = 128 if architecture == "qwen3" else max(hidden // heads, 1)
     rope = rope_from_hf(keys, keys.size("max_position_embeddings"))
     return ModelConfig(
         architecture=architecture,
@@ -130,7 +128,7 @@ def from_hf(config: Mapping[str, Any], source: str, notes: list[str] | None = No
         num_hidden_layers=keys.size("num_hidden_layers", at_most=MAX_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=keys.size("num_key_value_heads", default=heads),
-        head_dim=head_dim,
+        head_dim=keys.size("head_dim", default=default_head_dim),
         vocab_size=keys.size("vocab_size"),
         max_position_embeddings=rope.positions,
         rms_norm_eps=keys.real("rms_norm_eps", default=1e-6),
