@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from test_fuzz_weights import COUNT, ODD_VALUES, no_hang, peak_memory_mb
 
 from qkv.errors import QkvError
@@ -278,6 +280,62 @@ def test_damaged_conversations(specs, tmp_path):
         encode_chat(rng.choice(templates), tokenizer, messages, tools=tools, thinking=rng.choice([None, True, False]))
 
     check(attempt)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(ODD_TEXTS),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4),
+    max_leaves=12,
+)
+ROLES = st.sampled_from(["system", "user", "assistant", "tool", "x", ""])
+MESSAGE = st.fixed_dictionaries(
+    {"role": ROLES | JSON, "content": JSON},
+    optional={
+        "tool_calls": JSON | st.lists(st.fixed_dictionaries({"name": st.text(), "arguments": JSON})),
+        "name": JSON,
+    },
+)
+FRAGMENTS = """{{ }} {% %} {{- -}} {%- if for in endfor endif else set macro endmacro f ( ) [ ] { } , : . ' " | ~ + - * ** % //
+    messages m m.content m['role'] loop.index ns namespace(a=1) range(9999) not and or is defined none true 0 9999999
+    'ab' tojson replace join map('upper') list string trim indent(9) center(99) sort raise_exception strftime_now split
+    continue break = == < __class__ self caller cycler joiner recursive {# #} {%+ raw endraw block endblock"""
+"""What templates are made of."""
+MANY = settings(
+    max_examples=max(COUNT // 10, 100), suppress_health_check=list(HealthCheck), deadline=None, database=None
+)
+
+
+@MANY
+@given(st.lists(MESSAGE, max_size=4) | JSON, JSON)
+def test_any_conversation(tiny_pair: tuple[Tokenizer, ChatTemplate], messages: Any, tools: Any) -> None:
+    tokenizer, template = tiny_pair
+    fuzz(lambda _: encode_chat(template, tokenizer, messages, tools=tools) and None, 1)
+
+
+@MANY
+@given(st.lists(st.sampled_from(FRAGMENTS.split()), max_size=30))
+def test_any_template(tiny_pair: tuple[Tokenizer, ChatTemplate], fragments: list[str]) -> None:
+    tokenizer, _ = tiny_pair
+
+    def attempt(_: random.Random) -> None:
+        template = ChatTemplate(" ".join(fragments), bos_token=None, eos_token=None, name="any")
+        encode_chat(template, tokenizer, MESSAGES)
+
+    fuzz(attempt, 1)
+
+
+@MANY
+@given(st.sampled_from(["added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "model"]), JSON)
+def test_any_part_of_a_tokenizer_file(specs: list[dict[str, Any]], tmp_path: Path, part: str, value: Any) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(specs[0] | {part: value}), errors="replace")
+    fuzz(lambda _: use(Tokenizer.from_file(path)), 1)
+
+
+@pytest.fixture(scope="module")
+def tiny_pair(specs, tmp_path_factory) -> tuple[Tokenizer, ChatTemplate]:
+    template = ChatTemplate(TEMPLATES[0], bos_token=None, eos_token=None, name="any")
+    return _tokenizer(specs[0], tmp_path_factory.mktemp("any")), template
 
 
 def _tokenizer(spec: dict[str, Any], folder: Path) -> Tokenizer:

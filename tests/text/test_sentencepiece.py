@@ -244,3 +244,21 @@ def test_ids_equal_transformers_gguf_and_json_loaders(pieces, files, tmp_path):
             ids = fast(text)["input_ids"]
             assert ours.prompt(text) == ids
             assert ours.decode(ids) == fast.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("scheme", ["prepend", "first"])
+def test_ids_equal_transformers_own_llama_class_but_for_the_first_space(files, scheme, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    ours, backend = files[scheme]
+    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer.json").write_text(backend.to_str())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    compared = 0
+    for text in TEXTS:
+        # That class ignores the file's rules: no space before a space, and none after a marker.
+        if scheme == "first" or not (text[:1] in (" ", "▁") or any(marker in text for marker in ours.marker_ids)):
+            assert ours.encode(text, markers=True) == theirs.encode(text, add_special_tokens=False)
+            compared += 1
+    assert compared > len(TEXTS) // 2

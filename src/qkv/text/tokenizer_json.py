@@ -1,4 +1,8 @@
-"""Reading `tokenizer.json` and `tokenizer_config.json`: the library parses, the rest is checked here."""
+"""Reading `tokenizer.json` and `tokenizer_config.json`: the library parses, the rest is checked here.
+
+The file's own rules count. (transformers 5 replaces those of its class LlamaTokenizer, so that a space goes before the
+first stretch of a text only; Llama 2's own file puts one before each stretch between markers, as SentencePiece does.)
+"""
 
 from __future__ import annotations
 
