@@ -122,7 +122,21 @@ def test_one_file_of_several(run, model_hub):
     assert model_hub.served == ["a[1].gguf"]
     assert Path(run("resolve", f"{REPO}/sub/b.gguf")["path"]).read_bytes() == b"b"
     answer = run("resolve", f"{REPO}/c.gguf")
-    assert "no such file; its GGUF files: a[1].gguf, sub/b.gguf" in answer["message"]
+    assert "has no c.gguf; its GGUF files: a[1].gguf, sub/b.gguf" in answer["message"]
+
+
+def test_a_split_model_comes_whole(run, model_hub):
+    parts = [f"q4/big-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
+    model_hub.repos[REPO] = {**{part: part.encode() for part in parts}, "small.gguf": b"small"}
+    first = Path(run("resolve", f"{REPO}/{parts[1]}")["path"])  # any part names the set
+    assert first.name == Path(parts[0]).name
+    assert sorted(model_hub.served) == parts
+    assert [file.read_bytes() for file in sorted(first.parent.glob("*.gguf"))] == [part.encode() for part in parts]
+    Path(first.parent, Path(parts[2]).name).unlink()
+    assert run("resolve", f"{REPO}/{parts[0]}", QKV_OFFLINE="1")["error"] == "ModelNotFoundError"
+    del model_hub.repos[REPO][parts[1]]
+    answer = run("pull", f"{REPO}/{parts[0]}")
+    assert f"has no {parts[1]}" in answer["message"]
 
 
 @pytest.mark.parametrize(
@@ -185,6 +199,7 @@ def test_listing_and_removing(run, model_hub):
         ),
         (["config.json", "weights.safetensors"], ["config.json", "weights.safetensors"]),
         (["config.json", "q4.gguf"], ["q4.gguf"]),
+        (["q4-00001-of-00002.gguf", "q4-00002-of-00002.gguf"], ["q4-00001-of-00002.gguf", "q4-00002-of-00002.gguf"]),
     ],
 )
 def test_which_files_are_fetched(files, wanted):

@@ -46,14 +46,19 @@ def open_gguf_model(path: Path) -> GGUFFile:
     return GGUFFile(first.path, first.metadata, tensors)
 
 
+def all_parts(path: Path) -> list[Path]:
+    """The files of the set that this one is part of by its name, itself included; only itself if it is no part."""
+    match = PART_NAME.fullmatch(path.name)
+    if match is None or not 1 <= int(match[2]) <= int(match[3]) <= PARTS_LIMIT:
+        return [path]
+    count = int(match[3])
+    return [path.with_name(part_name(match[1], number, count)) for number in range(1, count + 1)]
+
+
 def first_part(files: Sequence[Path]) -> Path | None:
-    """The first file of a set, if these are the files of one set, complete or not; else None."""
-    matches = [PART_NAME.fullmatch(file.name) for file in files]
-    found = {(match[1], match[3]) for match in matches if match}
-    if None in matches or len(found) != 1:
-        return None
-    name, count = found.pop()
-    return files[0].with_name(part_name(name, 1, int(count)))
+    """The first file of a set, if these are files of one set, complete or not; else None."""
+    parts = all_parts(files[0])
+    return parts[0] if len(parts) > 1 and set(files) <= set(parts) else None
 
 
 def part_name(name: str, number: int, count: int) -> str:

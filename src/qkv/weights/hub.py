@@ -18,6 +18,7 @@ from qkv import settings
 from qkv.errors import CacheError, ModelFileError, ModelNotFoundError
 from qkv.model.config import HF_FAMILIES
 from qkv.progress import Progress, silent
+from qkv.weights.gguf_split import all_parts
 from qkv.weights.jsonfile import read_json
 from qkv.weights.safetensors import INDEX, SINGLE
 
@@ -40,7 +41,7 @@ def cached(repo: str, file: str | None = None) -> Path | None:
     try:
         found = hf.try_to_load_from_cache(repo, file or "config.json")
         if isinstance(found, str):
-            return Path(found) if file else _whole_model(Path(found).parent)
+            return _whole_file(Path(found)) if file else _whole_model(Path(found).parent)
         if file:
             return None
         return _whole_model(Path(hf.snapshot_download(repo, allow_patterns="*.gguf", local_files_only=True)))
@@ -114,16 +115,18 @@ def choose_files(name: str, files: Iterable[str], file: str | None) -> list[str]
     files = sorted(files)
     gguf = [path for path in files if path.endswith(".gguf")]
     if file is not None:
-        if file not in files:
-            raise ModelNotFoundError(f"{name}: the repository has no such file; its GGUF files: {_listed(gguf)}")
-        return [file]
+        parts = [part.as_posix() for part in all_parts(Path(file))]
+        for part in parts:
+            if part not in files:
+                raise ModelNotFoundError(f"{name}: the repository has no {part}; its GGUF files: {_listed(gguf)}")
+        return parts
     texts = [path for path in files if path in TEXT_FILES]
     weights = [path for path in files if path.endswith(".safetensors") and "/" not in path]
     if INDEX in files:
         return [*texts, INDEX, *(path for path in weights if path.startswith("model"))]
     if weights:
         return [*texts, *([SINGLE] if SINGLE in weights else weights)]
-    if len(gguf) == 1:
+    if gguf and gguf == [part.as_posix() for part in all_parts(Path(gguf[0]))]:
         return gguf
     if gguf:
         raise ModelNotFoundError(f"{name} holds several GGUF files; name one as {name}/FILE: {_listed(gguf)}")
@@ -140,7 +143,12 @@ def _whole_model(folder: Path) -> Path | None:
         if any(folder.glob("*.safetensors")):
             return folder
     gguf = sorted(folder.rglob("*.gguf"))
-    return gguf[0] if len(gguf) == 1 else None
+    return gguf[0] if gguf and gguf == all_parts(gguf[0]) else None
+
+
+def _whole_file(path: Path) -> Path | None:
+    """The file, if all parts of its set are there."""
+    return path if all(part.exists() for part in all_parts(path)) else None
 
 
 def _is_loadable(folder: Path) -> bool:
