@@ -95,6 +95,27 @@ def test_bos_is_what_the_config_says_else_what_the_file_does(load):
         assert tokenizer.prompt(bos + "hi").count(id) == 1
         if expected:
             assert tokenizer.prompt("hi") == theirs.encode("hi").ids
+    tokenizer, theirs = load(llama3_tokenizer_json())
+    assert tokenizer.prompt("hi") == theirs.encode("hi").ids and tokenizer.bos_token == bos
+
+
+def test_a_post_processor_that_writes_more_than_bos(load):
+    def writing(single):
+        spec = llama3_tokenizer_json()
+        full = tokenizers.Tokenizer.from_str(json.dumps(spec))
+        names = [(name, full.token_to_id(name)) for name in ("<|begin_of_text|>", "<|eot_id|>")]
+        full.post_processor = tokenizers.processors.TemplateProcessing(
+            single=single, pair="$A $B", special_tokens=names
+        )
+        return json.loads(full.to_str())
+
+    tokenizer, _ = load(writing("$A <|eot_id|>"), {"add_eos_token": True})
+    assert tokenizer.prompt("hi") == tokenizer.encode("hi") and not tokenizer.add_bos
+    assert len(tokenizer.assumed) == 1 and "EOS" in tokenizer.assumed[0]
+    tokenizer, theirs = load(writing("<|begin_of_text|> $A <|eot_id|>"))
+    assert tokenizer.prompt("hi") == theirs.encode("hi").ids[:-1]
+    with pytest.raises(ModelFileError, match="post_processor writes 2 tokens before a text"):
+        load(writing("<|begin_of_text|> <|eot_id|> $A"))
 
 
 def test_normalizers_that_blow_text_up_are_refused(load):

@@ -24,10 +24,17 @@ from qkv.text.gguf_vocabulary import read_gguf_vocabulary
 from qkv.text.library import library_errors
 from qkv.text.plain import after_text, without_markers
 from qkv.text.spelling import Spelling
-from qkv.text.tokenizer_json import add_configured, configured_id, read_tokenizer_json
+from qkv.text.tokenizer_json import (
+    add_configured,
+    configured_flag,
+    configured_id,
+    read_tokenizer_json,
+    written_before,
+)
 
 LONG_TEXT = 50_000
 """Characters from which on ids are made without their offsets, in half the time. (It starts the library's threads.)"""
+NO_EOS = "add_eos_token is true, but no EOS is put after prompts: the model is to go on"
 MAX_IDS = 1 << 24
 """More ids than any vocabulary has: an id beyond it comes from a damaged or hostile file."""
 
@@ -87,15 +94,23 @@ class Tokenizer:
         add_configured(full, config, path)
         bos_id = configured_id(full, config, "bos_token", path)
         eos_id = configured_id(full, config, "eos_token", path)
-        # What the file's own post-processor puts before an empty text: Llama 3 keeps its BOS there.
-        with library_errors(f"{path}: post_processor cannot be used"):
-            written = full.encode("", add_special_tokens=True).ids
-        add_bos = config.get("add_bos_token")
+        add_bos = configured_flag(config, "add_bos_token", path)
         if add_bos is None:
-            add_bos = bos_id is not None and written[:1] == [bos_id]
-        elif not isinstance(add_bos, bool):
-            raise ModelFileError(f"{path.parent}: add_bos_token is {str(add_bos)[:40]!r}, it must be true or false")
-        return cls(full, spelling, source=path.name, bos_id=bos_id, eos_id=eos_id, end_ids=(), add_bos=add_bos)
+            # The file's own post-processor decides: Llama 3 keeps its BOS there.
+            written = written_before(full, path)
+            bos_id = written if bos_id is None else bos_id
+            add_bos = written is not None and written == bos_id
+        assumed = (NO_EOS,) if configured_flag(config, "add_eos_token", path) else ()
+        return cls(
+            full,
+            spelling,
+            source=path.name,
+            bos_id=bos_id,
+            eos_id=eos_id,
+            end_ids=(),
+            add_bos=add_bos,
+            assumed=assumed,
+        )
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], source: str) -> Tokenizer:
@@ -112,7 +127,7 @@ class Tokenizer:
             eos_id=vocabulary.eos_id,
             end_ids=vocabulary.end_ids,
             add_bos=vocabulary.add_bos,
-            assumed=vocabulary.assumed,
+            assumed=vocabulary.assumed + ((NO_EOS,) if metadata.get("tokenizer.ggml.add_eos_token") else ()),
         )
 
     def encode(self, text: str, *, markers: bool = False, inner: bool = False) -> list[int]:

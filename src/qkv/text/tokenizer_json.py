@@ -87,6 +87,26 @@ def configured_id(full: tokenizers.Tokenizer, config: Mapping[str, object], key:
     return id
 
 
+def configured_flag(config: Mapping[str, object], key: str, path: Path) -> bool | None:
+    """A flag of `tokenizer_config.json`; None where it is missing."""
+    value = config.get(key)
+    if value is None or isinstance(value, bool):
+        return value
+    raise ModelFileError(f"{path.parent}: {key} is {str(value)[:40]!r}, it must be true or false")
+
+
+def written_before(full: tokenizers.Tokenizer, path: Path) -> int | None:
+    """The id that the file's post-processor writes before a text, if any. Raises ModelFileError for more than one."""
+    with library_errors(f"{path}: post_processor cannot be used"):
+        plain = full.encode("a", add_special_tokens=False).ids
+        written = full.encode("a", add_special_tokens=True).ids
+    starts = (at for at in range(len(written)) if written[at : at + len(plain)] == plain)
+    before = written[: next(starts, len(written))]
+    if len(before) > 1:
+        raise ModelFileError(f"{path}: post_processor writes {len(before)} tokens before a text; qkv writes one, BOS")
+    return before[0] if before else None
+
+
 def _is_id(key: object) -> bool:
     return isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10
 
