@@ -12,6 +12,7 @@ help:
 	@echo "make fuzz      200,000 damaged model files and more; QKV_FUZZ_COUNT is the number of each kind"
 	@echo "make lint      ruff and mypy"
 	@echo "make bench     the benchmarks"
+	@echo "make docs      the book as a site, in site/"
 
 demo: .venv/installed
 	$(BIN)/qkv run -m smollm2 "What is the capital of France?"
@@ -36,8 +37,11 @@ lint: .venv/test
 bench: .venv/installed
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --clean --strict
+
 clean:
-	rm -rf .venv
+	rm -rf .venv site
 
 # The plain commands for machines without make are in README.md.
 .venv/bin/python:
@@ -55,3 +59,7 @@ clean:
 .venv/oracle: .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet -e ".[test,oracle]"
 	touch $@ .venv/test .venv/installed
+
+.venv/docs: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet -e ".[docs]"
+	touch $@ .venv/installed
