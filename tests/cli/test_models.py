@@ -114,6 +114,16 @@ def test_info_of_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert len(rows["note"]) == 1
 
 
+def test_info_says_how_rope_is_scaled(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_scaling"] = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert execute(["info", str(folder)]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    assert rows["RoPE scaling"] == ["yarn, factor 4, first trained on 4,096 positions"]
+    assert rows["context"] == ["16,384 positions"]
+
+
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "qwen3:8b"])
 def test_info_of_a_preset_needs_no_files(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert execute(["info", name]) == 0

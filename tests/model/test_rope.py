@@ -76,6 +76,19 @@ def test_frequencies_are_powers_of_theta(d, theta):
     np.testing.assert_allclose(rope_frequencies(d, theta), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("scaling", "text"),
+    [
+        (LinearScaling(2.5), "linear, factor 2.5"),
+        (Llama3Scaling(8.0, 1.0, 4.0, 8192), "llama3, factor 8, first trained on 8,192 positions"),
+        (YarnScaling(4.0, 32_768, 1.1), "yarn, factor 4, first trained on 32,768 positions"),
+        (Divisors((1.0, 2.5, 32.0)), "the file's own divisors, 1 to 32"),
+    ],
+)
+def test_scalings_in_words(scaling, text):
+    assert str(scaling) == text
+
+
 def test_linear_scaling_slows_everything_down():
     positions = np.array([3, 40])
     scaled = Rope(32, 1e4, LinearScaling(4.0)).rotation(4 * positions, np.float64)

@@ -61,6 +61,7 @@ def shape_rows(config: ModelConfig) -> Rows:
         ("key/value heads", f"H_kv = {kv_heads}, each read by {config.heads_per_kv_head} query heads"),
         ("vocabulary", f"{config.vocab_size:,} rows, {'tied' if config.tie_word_embeddings else 'separate'} output"),
         ("RoPE theta", f"{config.rope_theta:,.0f}"),
+        *([("RoPE scaling", str(config.rope_scaling))] if config.rope_scaling else []),
         ("context", f"{context:,} positions"),
         ("KV cache (f16)", f"{kv_bytes:,} bytes a token, {terminal.bytes_text(kv_bytes * context)} for the context"),
     ]

@@ -27,6 +27,9 @@ class LinearScaling:
 
     factor: float
 
+    def __str__(self) -> str:
+        return f"linear, factor {self.factor:g}"
+
 
 @dataclass(frozen=True)
 class Llama3Scaling:
@@ -37,6 +40,9 @@ class Llama3Scaling:
     low_freq_factor: float
     high_freq_factor: float
     original_max_position_embeddings: int
+
+    def __str__(self) -> str:
+        return f"llama3, factor {self.factor:g}, first trained on {self.original_max_position_embeddings:,} positions"
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,18 @@ class YarnScaling:
     beta_slow: float = 1.0  # turns below which it is divided by `factor`
     truncate: bool = True  # whether the ramp begins and ends at whole pairs
 
+    def __str__(self) -> str:
+        return f"yarn, factor {self.factor:g}, first trained on {self.original_max_position_embeddings:,} positions"
+
 
 @dataclass(frozen=True)
 class Divisors:
     """One divisor for each frequency, as GGUF's `rope_freqs.weight` has them (Llama 3.1's bands, worked out)."""
 
     values: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"the file's own divisors, {min(self.values):g} to {max(self.values):g}"
 
 
 RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | Divisors
