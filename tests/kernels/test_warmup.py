@@ -61,6 +61,19 @@ def test_what_was_compiled_is_not_compiled_again(folder):
     assert len(Path(spec["note"]).read_text().splitlines()) == 1
 
 
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(path.read_bytes()[:100]), Path.unlink])
+def test_what_was_damaged_is_compiled_again_by_a_child(folder, damage):
+    spec = {"types": ["float64"], "note": str(folder.parents[2] / "note")}
+    compile_in_child("warm_samples", spec)
+    (stored,) = folder.glob("*.nbc")
+    content = stored.read_bytes()
+    damage(stored)
+    for _ in range(2):
+        compile_in_child("warm_samples", spec)
+    assert len(stored.read_bytes()) == len(content)
+    assert len(Path(spec["note"]).read_text().splitlines()) == 2
+
+
 def test_two_processes_compile_once(folder, tmp_path):
     spec = {"types": ["float64"], "note": str(tmp_path / "note"), "sleep": 1}
     code = f"from qkv.kernels.warmup import compile_in_child; compile_in_child('warm_samples', {spec!r})"

@@ -99,9 +99,9 @@ def test_two_processes_that_compile_at_once(tmp_path):
 
 @pytest.mark.slow
 def test_truncated_kernels_are_compiled_again(tmp_path):
+    """By the child, with a progress bar, and not here when they are first called."""
     environment = {"QKV_CACHE": str(tmp_path), "PYTHONHASHSEED": "0"}
     first = run(ANSWER, **environment).split()[0]
     for path in tmp_path.glob("kernels/*/*.nbc"):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    assert run(ANSWER, **environment).split()[0] == first
     assert run(ANSWER, **environment).split() == [first, "0"]

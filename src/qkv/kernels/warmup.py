@@ -43,15 +43,25 @@ def compile_in_child(module: str, spec: Any, progress: Progress = silent) -> Non
         _compile_here(module, spec, progress)
         return
     done = where / f"warm-{hashlib.sha256(json.dumps([module, spec]).encode()).hexdigest()[:20]}"
-    if done.exists():
+    if _is_complete(done):
         return
     with _only_process(where, progress):
-        if done.exists():
+        if _is_complete(done):
             return
         if not _run_child(module, spec, where, progress):
             _compile_here(module, spec, progress)
         with contextlib.suppress(OSError):
-            cache.write_atomically(done, b"")
+            stored = {path.name: path.stat().st_size for path in where.glob("*.nbc")}
+            cache.write_atomically(done, json.dumps(stored).encode())
+
+
+def _is_complete(done: Path) -> bool:
+    """Whether `done` was written, and the files that were there then still are, no shorter than they were."""
+    try:
+        stored = json.loads(done.read_bytes())
+        return all((done.parent / name).stat().st_size == size for name, size in stored.items())
+    except (OSError, ValueError):
+        return False
 
 
 def _title() -> str:
