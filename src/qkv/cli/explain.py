@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.cli import options, terminal
+from qkv.cli.cost import find_config
+from qkv.cli.loading import DEFAULT_MODEL
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class View:
 
     text: str
     draw: list[Callable[[Any], None]]
+    height: float = 4.3  # inches of each
 
 
 def explain(
@@ -66,10 +69,10 @@ def explain(
         from qkv.inspect import figures
 
         figures.check_target(png)
-        figure = figures.new_figure(13, 4.3)
+        figure = figures.new_figure()
     view = TOPICS[topic](model, _width(), threads)
     if png is not None:
-        figure.set_size_inches(13, 4.3 * len(view.draw))
+        figure.set_size_inches(13, view.height * len(view.draw))
         for draw, part in zip(view.draw, figure.subfigures(len(view.draw), 1, squeeze=False)[:, 0], strict=True):
             draw(part)
         figures.save(figure, png)
@@ -88,7 +91,67 @@ def _scaling(model: str | None, width: int, threads: int | None) -> View:
     return View(text, [*view.draw, lambda figure: scaling.draw_model(found, _label(model), figure)])
 
 
-TOPICS: dict[str, Callable[[str | None, int, int | None], View]] = {"scaling": _scaling}
+def _mask(model: str | None, width: int, threads: int | None) -> View:
+    from qkv.inspect import mask
+
+    if model is None:
+        (q, k, v), source = mask.random_heads(), "random q, k and v"
+    else:
+        layer, heads = _middle(trace(model))
+        few = mask.POSITIONS
+        q, k, v = heads.q[:few, 0], heads.k[:few, 0], heads.v[:few, 0]
+        source = f"{_label(model)}, layer {layer}, head 0"
+    cases = mask.compute(q, k, v)
+    return View(mask.report(cases, source, width), [lambda figure: mask.draw(cases, figure)], height=7.5)
+
+
+def _convex(model: str | None, width: int, threads: int | None) -> View:
+    from qkv.inspect import convex
+
+    if model is None:
+        (q, k, v), source = convex.random_heads(), "random q, k and v; q of four sizes"
+    else:
+        layer, heads = _middle(trace(model))
+        (q, k, v), source = (heads.q, heads.k, heads.v), f"{_label(model)}, layer {layer}"
+    result = convex.compute(q, k, v)
+    return View(convex.report(result, source, width), [lambda figure: convex.draw(result, figure)])
+
+
+def _heads(model: str | None, width: int, threads: int | None) -> View:
+    from qkv.inspect import heads
+
+    name, config = find_config(model or DEFAULT_MODEL)
+    result = heads.compute(config)
+    label = _label(name)
+    return View(heads.report(result, label, width), [lambda figure: heads.draw(result, label, figure)])
+
+
+def _cost(model: str | None, width: int, threads: int | None) -> View:
+    from qkv.cli.bars import Bars
+    from qkv.inspect import attention_cost
+    from qkv.kernels.cores import available_cores
+
+    name, config = find_config(model or DEFAULT_MODEL)
+    with Bars() as bars:
+        result = attention_cost.compute(config, available_cores() if threads is None else threads, bars)
+    label = _label(name)
+    return View(
+        attention_cost.report(result, label, width), [lambda figure: attention_cost.draw(result, label, figure)]
+    )
+
+
+TOPICS: dict[str, Callable[[str | None, int, int | None], View]] = {
+    "scaling": _scaling,
+    "mask": _mask,
+    "convex": _convex,
+    "heads": _heads,
+    "cost": _cost,
+}
+
+
+def _middle(layers: list[Heads]) -> tuple[int, Heads]:
+    """The layer in the middle, and its number."""
+    return len(layers) // 2, layers[len(layers) // 2]
 
 
 def trace(model: str) -> list[Heads]:

@@ -15,11 +15,11 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#0
 GREY = "#777777"
 
 
-def new_figure(width: float, height: float) -> Any:
-    """An empty matplotlib figure, in inches. Raises QkvError where matplotlib is missing."""
+def new_figure() -> Any:
+    """An empty matplotlib figure. Raises QkvError where matplotlib is missing."""
     try:
         backend = importlib.import_module("matplotlib.backends.backend_agg")
-        figure = importlib.import_module("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
+        figure = importlib.import_module("matplotlib.figure").Figure(layout="constrained")
     except ImportError:
         raise QkvError("a PNG needs matplotlib, which is not installed: pip install 'qkv[plots]'") from None
     backend.FigureCanvasAgg(figure)
