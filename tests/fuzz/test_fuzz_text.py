@@ -295,10 +295,13 @@ MESSAGE = st.fixed_dictionaries(
         "name": JSON,
     },
 )
-FRAGMENTS = """{{ }} {% %} {{- -}} {%- if for in endfor endif else set macro endmacro f ( ) [ ] { } , : . ' " | ~ + - *
-    ** % // messages m m.content m['role'] loop.index ns namespace(a=1) range(9999) not and or is defined none true 0
-    9999999 'ab' tojson replace join map('upper') list string trim indent(9) center(99) sort raise_exception strftime_now split
-    continue break = == < __class__ self caller cycler joiner recursive {# #} {%+ raw endraw block endblock"""
+FRAGMENTS = """
+    {{ }} {% %} {{- -}} {%- if for in endfor endif else set macro endmacro f ( ) [ ] { } , : . ' " | ~ + - * **
+    % // messages m m.content m['role'] loop.index ns namespace(a=1) range(9999) not and or is defined none true
+    0 9999999 'ab' tojson replace join map('upper') list string trim indent(9) center(99) sort raise_exception
+    strftime_now split continue break = == < __class__ self caller cycler joiner recursive {# #} {%+ raw endraw
+    block endblock
+"""
 """What templates are made of."""
 MANY = settings(
     max_examples=max(COUNT // 10, 100), suppress_health_check=list(HealthCheck), deadline=None, database=None
