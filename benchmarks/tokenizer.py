@@ -59,9 +59,8 @@ def seconds(work: Callable[[], object], rounds: int) -> tuple[float, float]:
 def measure(name: str, rounds: int) -> None:
     tokenizer = load(name)
     results = {}
-    print(
-        f"{name}: seconds per {LENGTH:,} characters\n  {'text':8} {'ids':>9} {'wall':>6} {'processor':>9} {'library':>8}"
-    )
+    print(f"{name}: seconds per {LENGTH:,} characters")
+    print(f"  {'text':8} {'ids':>9} {'wall':>6} {'processor':>9} {'library':>8}")
     for kind, unit in UNITS.items():
         text = (unit * (LENGTH // len(unit) + 1))[:LENGTH]
         ids = tokenizer.encode(text)
