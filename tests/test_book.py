@@ -6,6 +6,7 @@ import ast
 import hashlib
 import importlib.util
 import json
+import math
 import re
 import sys
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 import qkv.weights.checkpoint
 import qkv.weights.names
+from qkv.model.config import PRESETS
 from qkv.weights.tensor import StoredTensor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,6 +100,15 @@ def test_a_changed_function_makes_its_page_stale(tmp_path, monkeypatch):
         sync.included("src/qkv/model/attention.py::softmax ~ no such text")
 
 
+def test_a_changed_number_makes_its_page_stale():
+    page = DOCS / "03-rmsnorm.md"
+    text = page.read_text(encoding="utf-8")
+    assert "RMS: 1.0\n" in text and "grows from 0.11" in text
+    wrong = text.replace("RMS: 1.0\n", "RMS: 1.1\n").replace("grows from 0.11", "grows from 0.12")
+    assert sync.synced(page, wrong) == text.replace("RMS: 1.0\n", "RMS: 1.1\n")
+    assert sync.ran(wrong, page.name) == text.replace("grows from 0.11", "grows from 0.12")
+
+
 def test_every_block_is_included_or_run():
     """A fence that the runner's pattern misses would be a block that nobody checks."""
     for page in PAGES:
@@ -140,6 +151,31 @@ def test_every_chapter_has_its_parts():
         assert re.search(r"\]\(\.\./src/qkv/[\w/]+\.py\)", fast), page.name
 
 
+def test_numbers_in_the_prose():
+    """The few that no block prints."""
+    qwen = PRESETS["Qwen/Qwen3-0.6B"]
+    table = qwen.vocab_size * qwen.hidden_size
+    assert table / qwen.parameter_count == pytest.approx(1 / 4, abs=0.02)
+    prose = {
+        "06-attention.md": [f"a factor {math.exp(10):,.0f}", f"‖∂A/∂s‖ is {math.sqrt(63) / 64:.3f}", "√128 ≈ 11"],
+        "zh/attention.md": [f"{math.exp(10):,.0f} 倍", f"‖∂A/∂s‖ 为 {math.sqrt(63) / 64:.3f}", "√128 ≈ 11"],
+        "07-mlp.md": [f"{qwen.intermediate_size} per layer", f"{qwen.num_hidden_layers} layers"],
+        "08-logits.md": ["a quarter of all weights"],
+    }
+    for name, phrases in prose.items():
+        text = (DOCS / name).read_text(encoding="utf-8").replace("\n", " ")
+        assert [phrase for phrase in phrases if phrase not in text] == [], name
+
+
+def test_the_table_of_models(smollm2):
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    small = qkv.weights.checkpoint.open_checkpoint(smollm2).config
+    for name, c in (("Qwen3-0.6B", PRESETS["Qwen/Qwen3-0.6B"]), ("SmolLM2-135M", small)):
+        heads = f"{c.num_attention_heads} | {c.num_key_value_heads} | {c.head_dim}"
+        sizes = f"{c.num_hidden_layers} | {c.hidden_size} | {heads} | {c.intermediate_size} | {c.vocab_size:,}"
+        assert f"| {name} | {sizes} |" in index
+
+
 def test_what_chapter_1_says_about_qwen3(shared):
     from qkv.text.tokenizer import Tokenizer
 
@@ -162,6 +198,17 @@ def test_figures_are_of_the_current_source(name):
     data = (DOCS / "figures" / f"{name}.png").read_bytes()
     assert FIGURES[name]["png"] == hashlib.sha256(data).hexdigest()[:16]
     assert data.startswith(b"\x89PNG") and len(data) < 60_000
+
+
+def test_a_changed_function_makes_its_figures_stale(monkeypatch):
+    definition = sync.definition
+    before = {name: make_figures.source_hash(name) for name in FIGURES}
+
+    def changed(what: str) -> str:
+        return definition(what) + (" + 0" if what.endswith("::silu") else "")
+
+    monkeypatch.setattr(sync, "definition", changed)
+    assert [name for name in FIGURES if make_figures.source_hash(name) != before[name]] == ["mlp"]
 
 
 class Independent:
