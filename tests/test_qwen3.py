@@ -94,7 +94,7 @@ def test_thinking_is_split_from_the_answer(llm, monkeypatch):
 # ------------------------------------------------------------------------------------------ the model itself
 
 
-@pytest.mark.network
+@pytest.mark.hub
 @pytest.mark.slow
 def test_the_real_model_knows_the_capital_of_france():
     """Runs where the hub, or the hub's cache, has Qwen3-0.6B."""
