@@ -76,6 +76,14 @@ def test_gradient_norm_is_that_of_finite_differences():
     assert gradient_norm(np.array([0.0, 1.0, 0.0])) == 0
 
 
+def test_gradient_norm_of_an_almost_one_hot_row():
+    """Two keys, one score ahead by s: the four entries of the Jacobian are ± p(1 - p), and p(1 - p) → e^-s."""
+    for s in (5.0, 20.0, 60.0):
+        p = softmax(np.array([0.0, -s]))
+        small = math.exp(-s) / (1 + math.exp(-s))
+        assert gradient_norm(p) == pytest.approx(2 * small / (1 + math.exp(-s)), rel=1e-12)
+
+
 def heads_of(seed: int, T: int, heads: int, kv_heads: int, d: int) -> Heads:
     rng = np.random.default_rng(seed)
     q = [rng.standard_normal((T, heads, d)).astype(np.float32) * (1 + i) for i in range(3)]
@@ -134,7 +142,7 @@ def test_reports_fit_and_show_the_numbers(result, width):
     assert max(map(len, text.splitlines())) <= width
     for i, d in enumerate(result.sizes):
         rows = [line.split() for line in text.splitlines() if line.startswith("1 ") and f" {d} " in line]
-        assert [row[2] for row in rows] == [f"{result.mean[i, 1] + 0.0:.3f}"]
+        assert [row[2] for row in rows] == [f"{round(result.mean[i, 1], 3) + 0.0:.3f}"]
         assert float(rows[0][3].replace(",", "")) == pytest.approx(result.variance[i, 1], rel=1e-3)
     config = tiny_config()
     found = compute_model(Traced(config, random_tensors(config)).trace(range(20)))

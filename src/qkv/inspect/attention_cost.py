@@ -174,5 +174,7 @@ def draw(result: AttentionCost, name: str, figure: Any) -> None:
     times.set(title=f"{name}: seconds of one layer's attention", xlabel="T")
     counts.set(title="FLOP of one layer's attention", xlabel="T")
     for axes in (times, counts):
+        lengths = sorted({*result.prefill.lengths, *result.decode.lengths})
         axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [str(T) for T in lengths], fontsize=8)
         axes.legend(fontsize=8)

@@ -124,7 +124,9 @@ def report(cases: list[Case], source: str, width: int) -> str:
     for number, case in enumerate(cases, 1):
         rows = [("", "row sums", "hidden weight", "first output that differs")]
         for variant in case.variants:
-            rows.append((variant.name, _span(variant.row_sums), f"{variant.hidden_weight:.4f}", _difference(variant)))
+            rows.append(
+                (variant.name, _span(variant.row_sums), _text(variant.hidden_weight, ".4f"), _difference(variant))
+            )
         text += f"{number}. {case.title}\n\n{table(rows, left=4)}\n"
         text += beside([_panel(variant) for variant in case.variants], width)
         text += paragraph(_comment(case), width)
@@ -142,13 +144,17 @@ def _difference(variant: Variant) -> str:
     if variant.first_difference is None:
         return "none: equal bits"
     i, c, expected, found = variant.first_difference
-    return f"o[{i},{c}]: {found:.6g} for {expected:.6g}"
+    return f"o[{i},{c}]: {_text(found, '.6g')} for {_text(expected, '.6g')}"
+
+
+def _text(number: float, how: str) -> str:
+    return "NaN" if np.isnan(number) else format(number, how)
 
 
 def _panel(variant: Variant) -> tuple[str, list[str]]:
     """The weights, and each row's sum."""
     lines = shades(variant.weights.tolist())
-    return variant.name, [f"{line} {total:.2f}" for line, total in zip(lines, variant.row_sums, strict=True)]
+    return variant.name, [f"{line} {_text(total, '.2f')}" for line, total in zip(lines, variant.row_sums, strict=True)]
 
 
 def _comment(case: Case) -> str:
@@ -182,7 +188,7 @@ def draw(cases: list[Case], figure: Any) -> None:
             axes.set_title(variant.name, fontsize=9)
             axes.set_xticks([])
             T = len(variant.weights)
-            axes.set_yticks(range(T), [f"Σ = {total:.2f}" for total in variant.row_sums], fontsize=6)
+            axes.set_yticks(range(T), [f"Σ = {_text(total, '.2f')}" for total in variant.row_sums], fontsize=6)
             axes.plot(
                 [-0.5, *np.repeat(np.arange(T), 2) + 0.5], [*np.repeat(np.arange(T), 2) - 0.5, T - 0.5], color=GREY
             )

@@ -80,12 +80,17 @@ def entropy(p: Array) -> Array:
 
 
 def gradient_norm(p: Array) -> Array:
-    """‖∂p/∂s‖ of p = softmax(s), along the last axis.
+    """‖∂p/∂s‖ of p = softmax(s), along the last axis: the root of the sum of the squares of diag(p) - p pᵀ.
 
-    The Jacobian is diag(p) - p pᵀ; the sum of its squares is Σp² - 2Σp³ + (Σp²)². It is 0 for a one-hot p.
+    On the diagonal p_i·(1 - p_i), beside it -p_i·p_j. Summed without subtracting numbers that are nearly equal, so that
+    a p that is almost one-hot has a small gradient and not rounding errors.
     """
-    squares = np.sum(p * p, axis=-1)
-    return np.sqrt(np.maximum(squares - 2 * np.sum(p * p * p, axis=-1) + squares * squares, 0))
+    p = -np.sort(-p, axis=-1)
+    squares = p * p
+    rest = 1 - p
+    rest[..., 0] = p[..., 1:].sum(axis=-1)  # of the largest
+    after = np.flip(np.cumsum(np.flip(squares, -1), -1), -1)[..., 1:]  # Σ p_j² over the j after i
+    return np.sqrt(np.sum(squares * rest * rest, axis=-1) + 2 * np.sum(squares[..., :-1] * after, axis=-1))
 
 
 def _softmax_of(weights: Sequence[Array]) -> tuple[float, float, float]:
@@ -187,7 +192,7 @@ def report(result: Scaling, width: int) -> str:
                 (
                     f"{sigma:g}",
                     f"{d}",
-                    f"{result.mean[i, j] + 0.0:.3f}",
+                    f"{round(result.mean[i, j], 3) + 0.0:.3f}",
                     f"{variance:,.4g}" if variance < 1000 else f"{variance:,.0f}",
                     f"{predicted:,.4g}" if predicted < 1000 else f"{predicted:,.0f}",
                     f"{variance / predicted:.3f}",
@@ -293,7 +298,8 @@ def draw_model(result: ModelScaling, name: str, figure: Any) -> None:
         ratio.semilogy(
             layers, stage.variance / stage.predicted, mark + "-", color=colour, label=stage.name, markersize=4
         )
-    ratio.set(title=f"{name}: Var⟨q,k⟩ / (d·σ_q²·σ_k²)", xlabel="layer")
+    ratio.set(title="Var⟨q,k⟩ / (d·σ_q²·σ_k²)", xlabel="layer")
+    figure.suptitle(name)
     _draw_softmax(largest, gradient, layers, result.softmax, "layer")
     for axes in (ratio, largest, gradient):
         axes.legend()
