@@ -102,6 +102,8 @@ REFUSED = [
     ({**YARN, "truncate": "no"}, "rope_scaling.truncate must be true or false"),
     ({**YARN, "original_max_position_embeddings": 0}, "rope_scaling.original_max_position_embeddings must be"),
     ({"rope_theta": 0.5}, "rope_scaling.rope_theta must be a number from 2"),
+    ({"a\nb": 1}, r"'rope_scaling.a\nb' is not supported"),
+    ({"x" * 100_000: 1}, "xxx... is not supported"),
     ([1], "rope_scaling must be an object"),
     ("yarn", "rope_scaling must be an object"),
 ]
@@ -113,6 +115,8 @@ def test_what_a_block_cannot_be(block, because):
         read(block)
     assert because in str(caught.value)
     assert str(caught.value).startswith("config.json: ")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
 
 
 def test_part_of_the_head_rotated_is_refused():

@@ -205,6 +205,8 @@ def test_extra_tensors_are_noted_and_extra_biases_refused(tmp_path):
     checkpoint = open_checkpoint(tmp_path)
     assert_holds(checkpoint, config, tensors)
     assert any("1 tensor(s) not used: model.visual" in note for note in checkpoint.notes)
+    write_hf(tmp_path, config, {**tensors, "a\nb\x1b[31m": np.zeros(4, np.float32)})
+    assert any(r"not used: 'a\nb\x1b[31m'" in note for note in open_checkpoint(tmp_path).notes)
     write_hf(tmp_path, config, {**tensors, "model.layers.0.self_attn.o_proj.bias": np.zeros(64, np.float32)})
     with pytest.raises(ModelFileError, match=r"o_proj\.bias is a bias"):
         open_checkpoint(tmp_path)

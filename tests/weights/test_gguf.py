@@ -142,6 +142,8 @@ HOSTILE = [
     (file_bytes([], [tensor("a", [4], offset=2**64 - 32)], bytes(64)), "would end at byte"),
     (file_bytes([], [tensor("a", [33], 2)], bytes(64)), "not a whole number of Q4_0 blocks"),
     (file_bytes([], ONE, bytes(15)), "cut off or damaged"),
+    (file_bytes([], [tensor("a\nb\x1b", [4, 0])]), "a\ufffdb\ufffd: a dimension is 0"),
+    (file_bytes([key("\n", 99, b"")]), "\ufffd: unknown metadata type 99"),
 ]  # fmt: skip
 
 

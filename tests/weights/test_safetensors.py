@@ -164,6 +164,8 @@ def test_the_index_decides_between_two_copies(tmp_path):
         ({"a": "../model.safetensors"}, "not the name of a safetensors file"),
         ({"a": "..\\model.safetensors"}, "not the name of a safetensors file"),
         ({"a": "/etc/passwd"}, "not the name of a safetensors file"),
+        ({"a": "a\n.safetensors"}, "not the name of a safetensors file"),
+        ({"a": "a" * 300 + ".safetensors"}, "not the name of a safetensors file"),
         ({"a": 5}, "must map tensor names"),
         ("a", "must map tensor names"),
         (None, "must map tensor names"),

@@ -76,6 +76,11 @@ class Keys:
         return default
 
 
+def label(name: str) -> str:
+    """A name from a file as a message may have it: quoted where it is long or not plain text."""
+    return name if name.isprintable() and len(name) <= 60 else short(name)
+
+
 def short(value: object) -> str:
     """`repr` of at most 60 characters."""
     text = repr(value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.errors import ModelFileError
-from qkv.model.keys import MAX_SIZE, Keys
+from qkv.model.keys import MAX_SIZE, Keys, label
 from qkv.model.rope import (
     Divisors,
     LinearScaling,
@@ -62,7 +62,7 @@ def rope_from_hf(config: Keys, positions: int) -> RopeConfig:
     for key in block.values:
         name = key.removeprefix(block.prefix)
         if name not in BLOCK_KEYS[kind] and block.get(name) is not None:
-            raise ModelFileError(f"{block.source}: {key} is not supported for RoPE of type {kind!r}")
+            raise ModelFileError(f"{block.source}: {label(key)} is not supported for RoPE of type {kind!r}")
     if kind == "default":
         return RopeConfig(theta, None, positions)
     factor = block.real("factor", at_least=1, at_most=MAX_FACTOR)

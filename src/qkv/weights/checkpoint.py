@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from qkv.errors import ModelFileError
 from qkv.model.config import ModelConfig, from_gguf, from_hf
+from qkv.model.keys import label, short
 from qkv.weights.gguf import GGUFFile
 from qkv.weights.gguf_split import first_part, open_gguf_model
 from qkv.weights.jsonfile import read_json
@@ -169,7 +170,7 @@ def _select(
         if name.endswith(".bias") and name.removesuffix("bias") + "weight" in shapes:
             raise ModelFileError(f"{source}: {name} is a bias the {config.architecture} family does not have")
     if extra:
-        names = ", ".join(extra[:3]) + (", …" if len(extra) > 3 else "")
+        names = ", ".join(map(label, extra[:3])) + (", …" if len(extra) > 3 else "")
         notes.append(f"{source}: {len(extra)} tensor(s) not used: {names}")
     return {name: stored[name] for name in shapes}
 
@@ -294,7 +295,7 @@ def _end_ids(candidates: Iterable[int], vocab_size: int, source: str, notes: lis
     unique = list(dict.fromkeys(candidates))
     outside = [id_ for id_ in unique if not 0 <= id_ < vocab_size]
     if outside:
-        notes.append(f"{source}: end token ids outside the vocabulary of {vocab_size:,} ignored: {outside[:4]}")
+        notes.append(f"{source}: end token ids outside the vocabulary of {vocab_size:,} ignored: {short(outside[:4])}")
     return tuple(id_ for id_ in unique if id_ not in outside)
 
 

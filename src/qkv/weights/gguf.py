@@ -95,7 +95,9 @@ class _Header:
         self.items = 0  # array items so far
 
     def wrong(self, what: str) -> ModelFileError:
-        return ModelFileError(f"{self.source}: {what}")
+        """The error, in one line: names come from the file and may hold anything."""
+        plain = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in what)
+        return ModelFileError(f"{self.source}: {plain[:500]}")
 
     def cut(self) -> ModelFileError:
         if self.end == HEADER_LIMIT:

@@ -13,6 +13,7 @@ import numpy as np
 import safetensors
 
 from qkv.errors import ModelFileError
+from qkv.model.keys import short
 from qkv.weights.jsonfile import parse_json, read_json
 from qkv.weights.mapped import map_file
 from qkv.weights.tensor import StoredTensor
@@ -77,14 +78,15 @@ def _open_indexed(folder: Path) -> dict[str, StoredTensor]:
         raise ModelFileError(f"{index}: weight_map must map tensor names to file names")
     shards: dict[str, dict[str, StoredTensor]] = {}
     for file in sorted(set(places.values())):
-        if not file.endswith(".safetensors") or Path(file).name != file or "\\" in file:
-            raise ModelFileError(f"{index}: {file!r} is not the name of a safetensors file in this folder")
+        plain = file.endswith(".safetensors") and Path(file).name == file and "\\" not in file and file.isprintable()
+        if not plain or len(file) > 200:
+            raise ModelFileError(f"{index}: {short(file)} is not the name of a safetensors file in this folder")
         if not (folder / file).is_file():
             raise ModelFileError(f"{folder / file}: missing, but {INDEX} names it; fetch the model again")
         shards[file] = open_safetensors(folder / file)
     for name, file in places.items():
         if name not in shards[file]:
-            raise ModelFileError(f"{folder / file}: has no tensor {name!r}, but {INDEX} says so")
+            raise ModelFileError(f"{folder / file}: has no tensor {short(name)}, but {INDEX} says so")
     return {name: shards[file][name] for name, file in places.items()}
 
 
