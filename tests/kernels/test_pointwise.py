@@ -12,7 +12,7 @@ from qkv.model.rope import Rope, rotate
 
 
 def rows(n: int, size: int, seed: int = 0) -> np.ndarray:
-    """3 numbers in front, then n random ones, then zeros up to `size`, then 3 numbers that must not be read or written."""
+    """n random numbers, then zeros up to `size`; around them 3 numbers that must not be read or written."""
     x = np.full(3 + size + 3, 77, np.float32)
     x[3 : 3 + size] = 0
     x[3 : 3 + n] = np.random.default_rng(seed).standard_normal(n)

@@ -40,7 +40,7 @@ scale_by_three = scaled(3)
 
 
 def called(factor):
-    """A kernel that calls another, which closes over a number and is too long for LLVM to make it part of its caller."""
+    """A kernel that calls another, which closes over a number too long for LLVM to make it part of its caller."""
 
     @kernel
     def long(x):

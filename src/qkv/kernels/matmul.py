@@ -46,7 +46,7 @@ def quantize_groups(x, x_at, xq, xs, xinfo, first, end):
     Group i is x[x_at + 32i …], with the two largest magnitudes a ≥ b. Its step is d = max(b / 127, a / 32767), and its
     integers are X = x · (1/d), rounded to nearest even: within ±127, but for one outlier where a is larger than b.
     xs[i] = d (float32), xq[32i …] = X clamped to ±127 (int8), and xinfo[4i …] has Σ X and what is left of the outlier
-    (see `tiles`). A group so small that d is no normal number gives zeros. Where x is infinite or not a number, so is xs.
+    (see `tiles`). A group so small that d is no normal number gives zeros. Where x is not finite, neither is xs.
     """
     for i in range(first, end):
         at = x_at + i * GROUP

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 """What happens to one token's numbers between the products: norms, rotation, SwiGLU, sums.
 
-A token's numbers lie in a row of a flat float32 array, padded with zeros to a multiple of 32, so every loop here runs in
-whole vectors and padding never changes a sum. Sums are made in 8 lanes that are added by a fixed tree.
+A token's numbers lie in a row of a flat float32 array, padded with zeros to a multiple of 32, so every loop here runs
+in whole vectors and padding never changes a sum. Sums are made in 8 lanes that are added by a fixed tree.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ INFO = 4
 SUM, PLACE4, PLACE8, EXTRA = range(INFO)
 """The int32 fields of `xinfo` for a group of 32 activations.
 
-SUM: of their integers. The outlier is the number whose integer does not fit int8: xq holds ±127 of it, EXTRA the rest in
-its lower 16 bits. PLACE4 and PLACE8 say where its weights are in a block's int4 and int8 quants: the byte at which 8
+SUM: of their integers. The outlier is the number whose integer does not fit int8: xq holds ±127 of it, EXTRA the rest
+in its lower 16 bits. PLACE4 and PLACE8 say where its weights are in a block's int4 and int8 quants: the byte at which 8
 words begin, one for each row, plus how many bits they are to be shifted right.
 """
 
