@@ -237,7 +237,7 @@ def report_model(result: ModelScaling, name: str, width: int) -> str:
                 si(stage.predicted[layer]),
                 si(stage.variance[layer]),
                 f"{stage.variance[layer] / stage.predicted[layer]:.2f}",
-                f"{stage.mean[layer]:.1f}",
+                f"{round(stage.mean[layer], 1) + 0.0:.1f}",
                 f"{stage.mean[layer] / math.sqrt(stage.predicted[layer]):+.2f}",
             )
             for layer in range(len(stage.variance))
@@ -286,7 +286,7 @@ def draw(result: Scaling, figure: Any) -> None:
     for axes in (variance, largest, gradient):
         axes.set_xscale("log", base=2)
         axes.set_xticks(result.sizes, [str(d) for d in result.sizes])
-        axes.legend()
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, frameon=False)  # below: hides nothing
 
 
 def draw_model(result: ModelScaling, name: str, figure: Any) -> None:
@@ -302,7 +302,7 @@ def draw_model(result: ModelScaling, name: str, figure: Any) -> None:
     figure.suptitle(name)
     _draw_softmax(largest, gradient, layers, result.softmax, "layer")
     for axes in (ratio, largest, gradient):
-        axes.legend()
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, frameon=False)  # below: hides nothing
 
 
 def _draw_softmax(largest: Any, gradient: Any, x: Sequence[int] | NDArray[Any], result: Softmax, x_name: str) -> None:
