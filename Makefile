@@ -57,8 +57,8 @@ clean:
 	touch $@ .venv/installed
 
 .venv/oracle: .venv/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet -e ".[test,oracle]"
-	touch $@ .venv/test .venv/installed
+	$(BIN)/python -m pip install --quiet -e ".[test,oracle,plots,docs]"
+	touch $@ .venv/test .venv/docs .venv/installed
 
 .venv/docs: .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet -e ".[docs]"

@@ -55,7 +55,7 @@ def test_every_command_the_readme_names_exists():
     verbs = set(get_command(app).commands)
     for page in PAGES:
         used = re.findall(r"(?:`|\$ |bin/)qkv ([a-z]+)", page.read_text(encoding="utf-8"))
-        assert set(used) <= verbs | {"cost"}, page.name  # `qkv cost` is announced as still to come
+        assert set(used) <= verbs, page.name
 
 
 def test_the_readme_example_runs_and_says_what_it_says(smollm2, monkeypatch):
