@@ -21,7 +21,7 @@ from qkv.weights.checkpoint import open_checkpoint
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured: times are made up, as c·T² and c·T."""
-    monkeypatch.setattr(attention_cost, "measure_limits", lambda threads, progress: Limits(2e10, 1e11, 4e11))
+    monkeypatch.setattr(attention_cost, "measure_limits", lambda *_: Limits(2e10, 1e11, 4e11))
     monkeypatch.setattr(
         attention_cost, "measure", lambda config, a, b, *_: ([1e-7 * T**2 for T in a], [1e-6 * T for T in b])
     )

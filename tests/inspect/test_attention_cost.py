@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from qkv.errors import ModelFileError
 from qkv.inspect import attention_cost, attention_timing
 from qkv.inspect.attention_cost import AttentionCost, Phase
 from qkv.inspect.attention_timing import decode_program, measure, new_pool, prefill_program
@@ -76,10 +77,15 @@ def test_every_length_is_measured(monkeypatch):
     assert heard[-1] == (1, 1)
 
 
+def test_heads_that_the_kernels_do_not_have_are_refused():
+    with pytest.raises(ModelFileError, match="head_dim 24 is not a multiple of 16"):
+        measure(tiny_config(head_dim=24), [32], [32], 1)
+
+
 @pytest.fixture
 def result(monkeypatch) -> AttentionCost:
     """Times made up as c·T² and c·T."""
-    monkeypatch.setattr(attention_cost, "measure_limits", lambda threads, progress: LIMITS)
+    monkeypatch.setattr(attention_cost, "measure_limits", lambda *_: LIMITS)
     monkeypatch.setattr(
         attention_cost, "measure", lambda config, a, b, *_: ([1e-7 * T**2 for T in a], [1e-6 * T for T in b])
     )

@@ -42,6 +42,7 @@ DRAWINGS = {
 def test_every_drawing_becomes_a_png(name, tmp_path):
     pytest.importorskip("matplotlib")
     figure, path = figures.new_figure(), tmp_path / "plot.png"
+    figure.set_size_inches(13, 7)
     DRAWINGS[name](figure)
     assert all(axes.has_data() or not axes.axison for axes in figure.axes)
     figures.save(figure, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from qkv.errors import ParameterError
 from qkv.inspect import limits
 from qkv.inspect.limits import CHAINS, PIECE, measure_limits, multiply_add, multiply_bytes, read_all
 from qkv.kernels.team import Program, team
@@ -36,6 +37,12 @@ def test_products_of_bytes_are_done():
     rows = codes.astype(np.int64).reshape(CHAINS, 32)
     expected = sum((rows[i % 8] * rows.sum(axis=0)).reshape(8, 4).sum(axis=1) for i in range(11))
     assert np.array_equal(sums[:8], expected)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 10_000])
+def test_impossible_threads_are_named(threads):
+    with pytest.raises(ParameterError, match=f"threads must be from 1 to .*, got {threads}"):
+        measure_limits(threads)
 
 
 def test_limits_are_rates(monkeypatch):

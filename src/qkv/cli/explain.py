@@ -50,15 +50,15 @@ def explain(
     """Show what a part of attention does, with numbers computed now.
 
     \b
-    qkv explain scaling               why scores are divided by the root of d
-    qkv explain mask                  minus infinity before the softmax, and what else gives
-    qkv explain convex                outputs lie between the values
-    qkv explain heads                 from x to o_proj, and who shares a key head
-    qkv explain cost                  operations and bytes, and times measured here
-    qkv explain scaling -m smollm2    the same on a model's own q and k, layer by layer
-    qkv explain mask --png mask.png   also as a plot; needs matplotlib: pip install 'qkv[plots]'
+    qkv explain scaling              why scores are divided by the root of d
+    qkv explain mask                 -inf before the softmax, and what else gives
+    qkv explain convex               outputs lie between the values
+    qkv explain heads                from x to o_proj, and who shares a key head
+    qkv explain cost                 operations, bytes, and times measured here
+    qkv explain scaling -m smollm2   also on a model's own q and k, by layer
+    qkv explain mask --png mask.png  also as a plot
 
-    Without -m nothing is fetched: scaling, mask and convex use random q, k and v, heads and cost the shape of
+    --png needs matplotlib: pip install 'qkv[plots]'. Without -m nothing is fetched: scaling, mask and convex use random q, k and v, heads and cost the shape of
     Qwen3-0.6B. With -m the first three run the model on a few lines of text (in float32 in NumPy: 4 bytes a
     parameter); the others need only its shape.
     """

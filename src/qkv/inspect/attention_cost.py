@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from qkv.inspect.attention_timing import measure
 from qkv.inspect.figures import COLOURS, GREY
-from qkv.inspect.limits import measure_limits
+from qkv.inspect.limits import Clock, measure_limits
 from qkv.inspect.plain import Series, chart, paragraph, si, table
 from qkv.model.config import ModelConfig
 from qkv.model.cost import Limits, Part, decode_cost, prefill_cost
@@ -54,10 +55,11 @@ def compute(
     *,
     prompts: list[int] = PROMPTS,
     contexts: list[int] = CONTEXTS,
+    clock: Clock = time.perf_counter,
 ) -> AttentionCost:
     """Count, and measure on this machine. Takes a few seconds, and 0.5 GB for the memory's limit."""
-    limits = measure_limits(threads, progress)
-    prefill, decode = measure(config, prompts, contexts, threads, progress)
+    limits = measure_limits(threads, progress, clock)
+    prefill, decode = measure(config, prompts, contexts, threads, progress, clock)
     return AttentionCost(
         config,
         threads,
@@ -97,7 +99,7 @@ def report(result: AttentionCost, name: str, width: int) -> str:
         2·H·T²·d FLOP and the weighted sum of the values as many: 4·H·d·T² = {square:,}·T² a layer, projections aside.
         One more token costs 4·H·d·T = {square:,}·T. The textbook computes the full square; the kernel skips the
         future, about half of it. Times are of one layer's attention in qkv's own kernels, measured now, the best of a
-        few runs (threads: {result.threads}).""",
+        few runs (threads: {result.threads}). Other programs slow long runs more than short ones.""",
         width,
     )
     for phase in (result.prefill, result.decode):
@@ -122,9 +124,9 @@ def report(result: AttentionCost, name: str, width: int) -> str:
     text += chart(_series(result), width, x_name="T", y_name="seconds", unit="s", height=21) + "\n"
     return text + paragraph(
         f"""The limits of this machine, measured now: {si(limits.bytes_per_second, "B/s")} from memory and
-        {si(limits.flop_per_second, "FLOP/s")} in float32. Prefill does many operations with each byte and is bound by
-        the second; decode reads the whole cache for one query and is bound by the first, unless a cache of the
-        processor holds what it reads: then it can be faster than memory.""",
+        {si(limits.flop_per_second, "FLOP/s")} in float32. Prefill does many operations with each byte: its limit is
+        the second. Decode reads the whole cache for one query: its limit is the first, unless a cache of the processor
+        holds what it reads; then it can be faster than memory.""",
         width,
     )
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qkv.errors import ModelFileError
+from qkv.inspect.limits import Clock, seconds_of
 from qkv.kernels.attention import (
     CHUNK,
     History,
@@ -42,10 +44,17 @@ caches; here as many tokens' histories are read in turn as fill this many positi
 
 
 def measure(
-    config: ModelConfig, prompts: Sequence[int], contexts: Sequence[int], threads: int, progress: Progress = silent
+    config: ModelConfig,
+    prompts: Sequence[int],
+    contexts: Sequence[int],
+    threads: int,
+    progress: Progress = silent,
+    clock: Clock = time.perf_counter,
 ) -> tuple[list[float], list[float]]:
     """Seconds that one layer's attention takes: for prompts of these lengths, and for one token that sees as many
-    positions. The best of several runs each, on random numbers; the cache is f16."""
+    positions. The best of several runs each, on random numbers; the cache is f16. Raises ModelFileError."""
+    if config.head_dim % 16:
+        raise ModelFileError(f"head_dim {config.head_dim} is not a multiple of 16; the kernels need that")
     compile_in_child(__name__, "attention", progress)
     rng = np.random.default_rng(0)
     heads, kv_heads, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -59,7 +68,7 @@ def measure(
         team().run(program)
     for done in range(ROUNDS):
         progress("measuring attention", done, ROUNDS, "rounds")
-        best = [min(so_far, _seconds(program)) for so_far, program in zip(best, programs, strict=True)]
+        best = [min(so_far, _seconds(program, clock)) for so_far, program in zip(best, programs, strict=True)]
     progress("measuring attention", ROUNDS, ROUNDS, "rounds")
     decode = [seconds / n for seconds, n in zip(best[len(prompts) :], histories, strict=True)]
     return best[: len(prompts)], decode
@@ -166,11 +175,9 @@ def _scratch(group: int, tokens: int, d: int, threads: int) -> NDArray[np.float3
     return np.zeros(threads * (-(-size // 32) * 32), np.float32)
 
 
-def _seconds(program: Program) -> float:
+def _seconds(program: Program, clock: Clock) -> float:
     """Of the fastest of as many runs as fit in a moment."""
     times: list[float] = []
     while sum(times) < ROUND_SECONDS:
-        began = time.perf_counter()
-        team().run(program)
-        times.append(time.perf_counter() - began)
+        times.append(seconds_of(program, clock))
     return min(times)

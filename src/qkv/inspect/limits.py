@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from qkv.errors import ParameterError
 from qkv.kernels.formats import new_arena
 from qkv.kernels.jit import inlined, kernel
 from qkv.kernels.simd import (
@@ -26,7 +27,7 @@ from qkv.kernels.simd import (
     u8x32,
 )
 from qkv.kernels.spmd import barrier, claim
-from qkv.kernels.team import Program, team
+from qkv.kernels.team import MAX_THREADS, Program, team
 from qkv.kernels.warmup import compile_in_child
 from qkv.model.cost import Limits
 from qkv.progress import Progress, silent
@@ -38,16 +39,22 @@ ROUNDS = 1 << 20
 RUNS = 5
 
 
-def measure_limits(threads: int, progress: Progress = silent) -> Limits:
-    """The best of a few runs of each, on `threads` threads. Takes about a second and 0.5 GB."""
+Clock = Callable[[], float]
+"""`time.perf_counter`; or, for one thread on a busy machine, `time.thread_time`, which stops while others run."""
+
+
+def measure_limits(threads: int, progress: Progress = silent, clock: Clock = time.perf_counter) -> Limits:
+    """The best of a few runs of each, on `threads` threads. Takes about a second and 0.5 GB. Raises ParameterError."""
+    if not 1 <= threads <= MAX_THREADS:
+        raise ParameterError(f"threads must be from 1 to {MAX_THREADS}, got {threads}")
     compile_in_child(__name__, "limits", progress)
     numbers = new_arena(BYTES).view(np.float32)
     numbers[:] = 1  # memory nobody has written to is one shared page of zeros, which a cache would hold
     sums = np.zeros(threads * 32, np.float32)
     codes = np.arange(32 * CHAINS, dtype=np.uint8)
-    reading = _best(Program(read_all, (numbers, sums), threads))
-    counting = _best(Program(multiply_add, (ROUNDS, sums), threads))
-    counting_bytes = _best(Program(multiply_bytes, (ROUNDS, codes, sums.view(np.int32)), threads))
+    reading = _best(Program(read_all, (numbers, sums), threads), clock)
+    counting = _best(Program(multiply_add, (ROUNDS, sums), threads), clock)
+    counting_bytes = _best(Program(multiply_bytes, (ROUNDS, codes, sums.view(np.int32)), threads), clock)
     operations = 2 * threads * ROUNDS * CHAINS
     return Limits(BYTES / reading, 8 * operations / counting, 32 * operations / counting_bytes)
 
@@ -123,16 +130,17 @@ def multiply_bytes(tid, n, sync, rounds, codes, sums):
     barrier(sync, n)
 
 
-def _best(program: Program) -> float:
+def _best(program: Program, clock: Clock) -> float:
     """Seconds of the fastest of a few runs."""
     team().run(program)
-    return min(_seconds(lambda: team().run(program)) for _ in range(RUNS))
+    return min(seconds_of(program, clock) for _ in range(RUNS))
 
 
-def _seconds(action: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    action()
-    return time.perf_counter() - began
+def seconds_of(program: Program, clock: Clock) -> float:
+    """One run."""
+    began = clock()
+    team().run(program)
+    return clock() - began
 
 
 def warm(spec: str) -> None:
