@@ -58,9 +58,9 @@ def explain(
     qkv explain scaling -m smollm2   also on a model's own q and k, by layer
     qkv explain mask --png mask.png  also as a plot
 
-    --png needs matplotlib: pip install 'qkv[plots]'. Without -m nothing is fetched: scaling, mask and convex use random q, k and v, heads and cost the shape of
-    Qwen3-0.6B. With -m the first three run the model on a few lines of text (in float32 in NumPy: 4 bytes a
-    parameter); the others need only its shape.
+    --png needs matplotlib: pip install 'qkv[plots]'. Without -m nothing is fetched: scaling, mask and convex use random
+    q, k and v, heads and cost the shape of Qwen3-0.6B. With -m the first three run the model on a few lines of text (in
+    float32 in NumPy: 4 bytes a parameter); the others need only its shape.
     """
     if topic not in TOPICS:
         raise QkvError(f"unknown topic {topic!r}; qkv explains {', '.join(TOPICS)}")
