@@ -210,7 +210,7 @@ def test_other_weights_answer_too(folder, weights):
     with opened(folder, weights=weights, cache="int8") as llm:
         answer = llm.generate("Hello", GREEDY)
         assert len(answer.token_ids) == 24
-        assert any(weights in note for note in llm.notes)
+        assert {amount.format for amount in llm.load_report.packed} == {weights}
 
 
 # ------------------------------------------------------------------------------------------ where answers end

@@ -146,13 +146,13 @@ class LLM:
         self.context = _context(context, self.config.max_position_embeddings)
         self.threads = _threads(threads)
         self.tokenizer = open_tokenizer(checkpoint)
+        checkpoint.notes.extend(self.tokenizer.assumed)
         self._generation_config = checkpoint.generation_config
         self._template = _template(checkpoint, self.tokenizer)
         compile_kernels(formats_of(self.config, checkpoint.tensors, weights), progress)
         started = time.perf_counter()
         loaded = load_weights(self.config, checkpoint.tensors, wanted=weights, threads=self.threads, progress=progress)
         self.load_report = report(checkpoint, loaded, time.perf_counter() - started)
-        self.notes = [*checkpoint.notes, *loaded.notes]
         self.weight_bytes = loaded.bytes_per_token
         self._decoder = CompiledDecoder(
             self.config, loaded, cache=cache, context=self.context, threads=self.threads, progress=progress

@@ -46,8 +46,6 @@ class PackedWeights:
     formats: frozenset[str]
     bytes_per_token: int
     """What decoding one token reads: all of it, but for an untied token table, of which it reads a row."""
-    notes: list[str]
-    """What was converted into what."""
 
 
 @dataclass(frozen=True)

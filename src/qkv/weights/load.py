@@ -6,7 +6,6 @@ result's memory and little more.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
@@ -59,7 +58,6 @@ def load_weights(
         vectors=_vectors(config, tensors),
         formats=formats,
         bytes_per_token=size if config.tie_word_embeddings else size - _size(placed[TABLE]),
-        notes=_conversions(names, tensors, wanted),
     )
 
 
@@ -93,11 +91,6 @@ def _format(dtype: str, wanted: str | None) -> str:
     if wanted is None:
         return own or "int8"
     return "int4m" if wanted == "int4" and own == "int4m" else wanted
-
-
-def _conversions(names: list[str], tensors: Mapping[str, StoredTensor], wanted: str | None) -> list[str]:
-    pairs = Counter((tensors[name].dtype, _format(tensors[name].dtype, wanted)) for name in dict.fromkeys(names))
-    return [f"{count} matrices of {dtype} packed as {fmt}" for (dtype, fmt), count in sorted(pairs.items())]
 
 
 # ------------------------------------------------------------------------------------------ matrices
