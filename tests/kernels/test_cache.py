@@ -198,6 +198,7 @@ def test_closures_over_different_values_are_different_kernels(folder):
     assert [adder(amount)(1) for amount in (1, 2, 1)] == [2, 3, 2]
     assert len(list(folder.glob("*add-*.nbc"))) == 2
 
+
 def test_kernels_stored_by_two_processes_are_not_taken_for_each_other(folder):
     """Both children count their kernels alike, so Numba alone would give both `long`s one symbol."""
     code = "import sys, warm_samples; print(warm_samples.called(int(sys.argv[1]))(5.0))"
