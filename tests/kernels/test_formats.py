@@ -78,6 +78,7 @@ def test_sources_of_equal_value_pack_equally(fmt):
     assert of_bits.tobytes() == of_float.tobytes()
 
 
+@pytest.mark.oracle
 def test_float32_rounds_to_the_nearest_bfloat16():
     torch = pytest.importorskip("torch")
     values = weights(16, 64, seed=9)
