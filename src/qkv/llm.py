@@ -209,6 +209,8 @@ class LLM:
         """Like `chat`, piece by piece."""
         if self._template is None:
             raise ParameterError(f"messages: {self.name} has no chat template; use generate() with a plain prompt")
+        if thinking and not self.can_think:
+            raise ParameterError(f"thinking: {self.name} cannot think: its vocabulary has no thinking markers")
         ids = encode_chat(self._template, self.tokenizer, messages, tools=tools, thinking=thinking)
         split = ThinkingSplit(
             self.tokenizer.id("<think>"), self.tokenizer.id("</think>"), ids, self.tokenizer.special_ids
@@ -268,6 +270,11 @@ class LLM:
         if self._engine is None:
             raise QkvError(f"{self.name} has been closed")
         return self._engine
+
+    @property
+    def can_think(self) -> bool:
+        """Whether the model can write thinking that is told apart from its answer."""
+        return None not in (self.tokenizer.id("<think>"), self.tokenizer.id("</think>"))
 
     def close(self) -> None:
         """Free the model's memory. Running streams end with an error; calling it twice is fine."""

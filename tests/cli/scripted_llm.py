@@ -41,6 +41,8 @@ class ScriptedLLM:
         self.calls.append({"prompt": prompt, "params": params})
         return self._stream(params, len(prompt.split()))
 
+    can_think = True
+
     def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, *, thinking: bool | None = None
     ) -> Stream:

@@ -40,7 +40,7 @@ def test_a_model_that_is_not_here_is_not_fetched(monkeypatch, compilations, opti
     assert compilations == [formats]
 
 
-@pytest.mark.parametrize("arguments", [["--weights", "int3"], ["-m", "no-such-model"]])
+@pytest.mark.parametrize("arguments", [["--weights", "int3"], ["-m", "no-such-model"], ["-m", "nobody/nothing"]])
 def test_bad_input_is_one_line(compilations, capsys, arguments):
     assert execute(["warmup", *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1

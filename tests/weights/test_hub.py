@@ -152,14 +152,14 @@ def test_refusals_are_one_line(run, model_hub, status, because):
     answer = run("resolve", REPO)
     assert answer["error"] == "ModelNotFoundError"
     assert because in answer["message"]
-    assert "`smollm2` needs only a package index" in answer["message"]
+    assert "smollm2 (-m smollm2) needs only a package index" in answer["message"]
 
 
 def test_a_hub_that_cannot_be_reached(run):
     answer = run("resolve", REPO, HF_ENDPOINT="http://127.0.0.1:9")
     assert answer["error"] == "ModelNotFoundError"
     assert "the hub cannot be reached" in answer["message"]
-    assert "`smollm2` needs only a package index" in answer["message"]
+    assert "smollm2 (-m smollm2) needs only a package index" in answer["message"]
     answer = run("resolve", REPO, HF_ENDPOINT="no endpoint")
     assert answer["error"] == "ModelNotFoundError"
 

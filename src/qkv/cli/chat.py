@@ -19,7 +19,7 @@ PROMPT = ">>> "
 HELP = """\
 /help            this list
 /reset           forget the conversation; the system message stays
-/think on|off    think before answering, or not; /think alone leaves it to the model
+/think on|off    think before answering, or not; /think alone: as the model does
 /system TEXT     set the system message; /system alone removes it
 /exit            leave (so does Ctrl-D)
 //TEXT           send a message that begins with a slash
@@ -100,7 +100,7 @@ class Chat:
             _edit_lines()
             terminal.note(f"{terminal.visible(self.llm.name)}: /help lists the commands, Ctrl-D leaves")
         for line in _typed_lines() if self.interactive else _piped_lines():
-            if line.strip() == "/exit":
+            if line.strip() in ("/exit", "/quit"):
                 return
             try:
                 self._take(line)
@@ -125,6 +125,8 @@ class Chat:
             self.conversation.turns.clear()
             terminal.note("the conversation is forgotten")
         elif name == "/think" and rest in ("", "on", "off"):
+            if rest == "on" and not self.llm.can_think:
+                raise QkvError(f"{self.llm.name} cannot think: its vocabulary has no thinking markers")
             self.conversation.think = {"": None, "on": True, "off": False}[rest]
             terminal.note(f"thinking is {rest or 'as the model does'}")
         elif name == "/system":

@@ -8,6 +8,7 @@ import typer
 
 from qkv.cli import loading, options, terminal
 from qkv.cli.bars import Bars
+from qkv.errors import ModelNotFoundError
 
 
 def warmup(
@@ -24,17 +25,20 @@ def warmup(
     qkv warmup -m smollm2
     qkv warmup -m Qwen/Qwen3-0.6B --weights int4
 
-    The first run of a model does the same. Nothing is fetched: for a model that is not on this machine the kernels of a
-    checkpoint are compiled (int8, unless --weights says otherwise).
+    The first run of a model does the same. Nothing is fetched: a Qwen3 that is not on this machine yet gets the kernels
+    for its checkpoint (int8, unless --weights says otherwise); of other models the files say what they need.
     """
     from qkv.model.compiled import compile_kernels
+    from qkv.model.config import PRESETS
     from qkv.weights.checkpoint import open_checkpoint
     from qkv.weights.load import check_format, formats_of
-    from qkv.weights.names import find
+    from qkv.weights.names import TAGS, find
 
     check_format(weights)
     path = find(model)
     if path is None:
+        if TAGS.get(model.strip().lower(), model.strip()) not in PRESETS:
+            raise ModelNotFoundError(f"{model} is not on this machine; fetch it: qkv pull {model}")
         formats = frozenset({weights or "int8"})
     else:
         checkpoint = open_checkpoint(path)

@@ -31,7 +31,7 @@ TEXT_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-ELSEWHERE = "`smollm2` needs only a package index"
+ELSEWHERE = "the model smollm2 (-m smollm2) needs only a package index"
 
 
 def cached(repo: str, file: str | None = None) -> Path | None:
