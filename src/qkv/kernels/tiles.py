@@ -21,7 +21,7 @@ from qkv.kernels.simd import any_intrinsic, f32x8, i8x32, i16x16, i32x8, u8x32, 
 DENSE_STEP = 4
 """Columns that `dense_step` takes."""
 
-PREFETCH_BYTES = 4096
+PREFETCH_BYTES = 8192
 """How far ahead weights are asked for. The processor's own prefetching stops at pages and starts late."""
 
 INFO = 4

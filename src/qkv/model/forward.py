@@ -37,7 +37,7 @@ COMMANDS = 6
 Q, K, V, O, GATE, UP, DOWN = range(7)  # noqa: E741
 PER_LAYER = 7
 
-ROW_BLOCKS = 4  # blocks of 8 rows that a thread claims at a time
+ROW_BLOCKS = 16  # blocks of 8 rows that a thread claims at a time
 ACTIVATION_GROUPS = 8  # groups of 32 SwiGLU outputs that a thread claims at a time
 
 
