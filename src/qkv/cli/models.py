@@ -64,19 +64,18 @@ def rm(
     """
     from qkv.weights import names
 
-    if not yes:
+    model = find_cached(name)
+    if model is not None and not yes:  # of a model that is not here, `remove` says so
         if not terminal.is_terminal(sys.stdin):
             raise QkvError("rm asks before it deletes, and nobody is there to answer; -y deletes without asking")
-        if not typer.confirm(_question(name, find_cached(name)), err=True):
+        if not typer.confirm(_question(model), err=True):
             terminal.note("nothing deleted")
             return
     freed = names.remove(name)
     terminal.write(terminal.for_output(f"deleted {name}: {freed:,} bytes freed\n"))
 
 
-def _question(name: str, model: CachedModel | None) -> str:
-    if model is None:
-        return f"delete what is here of {terminal.visible(name)}?"
+def _question(model: CachedModel) -> str:
     return f"delete {terminal.visible(model.name)} ({terminal.bytes_text(model.size_bytes)})?"
 
 
