@@ -16,6 +16,7 @@ from test_reference import FAMILIES, hf_model, prompt
 
 from decoders import QuantizedReference, compiled, dequantized, logits_of, packed
 from qkv.errors import ModelFileError, ParameterError, QkvError
+from qkv.inspect.trace import Traced
 from qkv.model import compiled as compiled_module
 from qkv.model.compiled import STEP_TOKENS, Chunk, CompiledDecoder
 from qkv.model.reference import Decoder
@@ -346,3 +347,31 @@ def test_sizes_that_fill_no_group_of_32(changes):
         rows = logits_of(decoder, ids)
         assert np.abs(rows - reference(ids)).max() < (1e-4 if weights == "f32" else 0.4)
         assert np.array_equal(logits_of(decoder, ids, [1] * 40), rows)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_tap_gives_what_attention_gets(layer):
+    """q and k after norm and rotation, v, of every token: against the reference, layer by layer."""
+    family, ids = "qwen3", list(range(3, 45))
+    decoder = decoder_of(family, "f32")
+    before = decoder.step([Chunk(decoder.new_cache(), ids)])
+    tapped = decoder.step([Chunk(decoder.new_cache(), ids)], tap_layer=layer)
+    assert np.array_equal(before, tapped)
+    heads = Traced(FAMILIES[family], random_tensors(FAMILIES[family])).trace(ids)[layer]
+    for ours, theirs in zip(decoder.tapped(), (heads.q, heads.k, heads.v), strict=True):
+        assert np.abs(ours - theirs).max() < 1e-4
+
+
+@pytest.mark.parametrize("window", [1, 7, 32, 40])
+def test_a_window_hides_what_is_older(window):
+    """Logits of a position are those of its newest `window` tokens in one layer, whatever came before them."""
+    config = tiny_config(num_hidden_layers=1)
+    decoder = compiled(config, packed(config, random_tensors(config), "f32"))
+    decoder._weights.windows[:] = window
+    ids = prompt(config, 50)
+    all_rows = logits_of(decoder, ids)
+    decoder._weights.windows[:] = 0
+    for end in (1, 8, 33, 50):
+        alone = logits_of(decoder, ids[max(0, end - window) : end])
+        assert np.abs(all_rows[end - 1] - alone[-1]).max() < 1e-4  # RoPE knows distances only
+    decoder.close()

@@ -110,16 +110,18 @@ class CompiledDecoder:
             logits = self.step([Chunk(cache, part, "last" if last else "none")])
         return logits[0]
 
-    def step(self, chunks: Sequence[Chunk]) -> NDArray[np.float32]:
+    def step(self, chunks: Sequence[Chunk], *, tap_layer: int = -1) -> NDArray[np.float32]:
         """Compute a batch. Logits [rows, vocab] of the tokens asked for, in the order of the chunks.
 
-        The chunks are of different sequences. If it raises, the sequences are as long as they were. Raises QkvError
+        The chunks are of different sequences. `tap_layer` is the layer whose q, k and v `tapped` gives afterwards,
+        -1 for none. If it raises, the sequences are as long as they were. Raises QkvError
         after `close`, also in a step that was running then.
         """
         with self._one_step:
             if self._closed:
                 raise QkvError("the model has been closed")
             self._describe(chunks)
+            self._batch.command[forward.TAP_LAYER] = tap_layer
             try:
                 team().run(self._program)
             except StepCancelledError:
@@ -128,6 +130,15 @@ class CompiledDecoder:
                 chunk.cache.length += len(chunk.ids)
             rows = int(self._batch.command[forward.OUTPUTS])
             return self._work.logits[: rows * self.config.vocab_size].reshape(rows, self.config.vocab_size).copy()
+
+    def tapped(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+        """q [T, H, d], k and v [T, H_kv, d] of the last step's tokens in its `tap_layer`, as attention got them."""
+        tokens, heads = int(self._batch.command[forward.TOKENS]), self.config.num_attention_heads
+        all_heads = heads + 2 * self.config.num_key_value_heads
+        size = tokens * all_heads * self.config.head_dim
+        rows = self._work.taps[:size].reshape(tokens, all_heads, self.config.head_dim).copy()
+        q, k, v = np.split(rows, [heads, heads + self.config.num_key_value_heads], axis=1)
+        return q, k, v
 
     def close(self) -> None:
         """End: a step that runs in another thread is broken off, and the team lets go of the memory."""
