@@ -248,20 +248,6 @@ def load(typing: Any, vector: Any, array: Any, index: Any) -> Any:
     return kind(vector, array, types.intp), codegen
 
 
-def _emit_store(context: Any, builder: Any, array: Any, value: Any, index: Any, stored: Any, size: int) -> None:
-    """Store an LLVM value of `size` bytes at `array[index]`, wherever that is aligned."""
-
-    def store_here() -> None:
-        written = builder.store(stored, element_pointer(context, builder, array, value, index, stored.type))
-        written.align = 1
-
-    if not CHECKED:
-        store_here()
-        return
-    with builder.if_then(_inside(context, builder, array, value, index, size)):
-        store_here()
-
-
 def emit_store(context: Any, builder: Any, array: Any, value: Any, index: Any, vector: Any) -> None:
     """Write an LLVM vector from `array[index]` on, wherever it is aligned."""
 
