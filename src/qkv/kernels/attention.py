@@ -18,17 +18,19 @@ that was converted to float32 once.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.kernels.jit import kernel
-from qkv.kernels.kvcache import BLOCK, keys_offset, read_keys, read_values
+from qkv.kernels.kvcache import BLOCK, F16, F32, GROUP, INT8, NUMBER_BYTES, keys_offset, read_block
 from qkv.kernels.simd import (
     add,
     divide,
     exp,
     f32x8,
+    f32x16,
     first_lane,
     fma,
     lane_numbers,
@@ -40,11 +42,12 @@ from qkv.kernels.simd import (
     select,
     splat,
     splat_i32,
-    spread,
     store,
     subtract,
     sum_lanes,
 )
+from qkv.kernels.sums import WIDE_ROWS, add_term, load_sums, store_sums
+from qkv.kernels.tiles import zeros
 
 CHUNK_BLOCKS = 16
 CHUNK = CHUNK_BLOCKS * BLOCK
@@ -74,7 +77,7 @@ def padded(d):
 
 @kernel
 def state_size(d):
-    """Elements of a row's state: o (padded), m, l, and 6 unused ones."""
+    """Elements of a row's state: o (padded), m, l, by how much o shrinks next, and 5 unused ones."""
     return padded(d) + 8
 
 
@@ -99,34 +102,7 @@ def scratch_regions(d, rows):
     return 0, values, queries, scores, chunk, total, total + rows * state_size(d)
 
 
-# ------------------------------------------------------------------------------------------ one block, two rows
-
-
-@kernel
-def score_two_rows(scratch, q_a, q_b, keys, d, scores_a, scores_b):
-    """<q, k_j> of two rows with the 32 keys of a block, whose lanes are positions: keys [d, 32]."""
-    a0 = a1 = a2 = a3 = splat(np.float32(0))
-    b0 = b1 = b2 = b3 = splat(np.float32(0))
-    for i in range(d):
-        qa = spread(f32x8, scratch, q_a + i)
-        qb = spread(f32x8, scratch, q_b + i)
-        k0 = load(f32x8, scratch, keys + i * BLOCK)
-        k1 = load(f32x8, scratch, keys + i * BLOCK + 8)
-        k2 = load(f32x8, scratch, keys + i * BLOCK + 16)
-        k3 = load(f32x8, scratch, keys + i * BLOCK + 24)
-        a0, a1, a2, a3 = fma(qa, k0, a0), fma(qa, k1, a1), fma(qa, k2, a2), fma(qa, k3, a3)
-        b0, b1, b2, b3 = fma(qb, k0, b0), fma(qb, k1, b1), fma(qb, k2, b2), fma(qb, k3, b3)
-    store_block(scratch, scores_a, a0, a1, a2, a3)
-    store_block(scratch, scores_b, b0, b1, b2, b3)
-
-
-@kernel
-def store_block(array, at, v0, v1, v2, v3):
-    """Four vectors, one behind the other."""
-    store(array, at, v0)
-    store(array, at + 8, v1)
-    store(array, at + 16, v2)
-    store(array, at + 24, v3)
+# ------------------------------------------------------------------------------------------ one block, a few rows
 
 
 @kernel
@@ -134,10 +110,11 @@ def mask(scratch, scores, first, last, scale):
     """Scale a block's 32 scores; those outside first … last become -inf. Returns the largest."""
     largest = splat(LOWEST)
     for i in range(0, BLOCK, 8):
-        j = add(lane_numbers(), splat_i32(np.int32(i)))
         s = multiply(load(f32x8, scratch, scores + i), splat(scale))
-        s = select(less_i32(splat_i32(np.int32(last)), j), splat(MINUS_INFINITY), s)
-        s = select(less_i32(j, splat_i32(np.int32(first))), splat(MINUS_INFINITY), s)
+        if first > 0 or last < BLOCK - 1:
+            j = add(lane_numbers(), splat_i32(np.int32(i)))
+            s = select(less_i32(splat_i32(np.int32(last)), j), splat(MINUS_INFINITY), s)
+            s = select(less_i32(j, splat_i32(np.int32(first))), splat(MINUS_INFINITY), s)
         store(scratch, scores + i, s)
         largest = maximum(s, largest)
     return max_lanes(largest)
@@ -150,7 +127,10 @@ def weigh(scratch, scores, m):
     w1 = exp(subtract(load(f32x8, scratch, scores + 8), splat(m)))
     w2 = exp(subtract(load(f32x8, scratch, scores + 16), splat(m)))
     w3 = exp(subtract(load(f32x8, scratch, scores + 24), splat(m)))
-    store_block(scratch, scores, w0, w1, w2, w3)
+    store(scratch, scores, w0)
+    store(scratch, scores + 8, w1)
+    store(scratch, scores + 16, w2)
+    store(scratch, scores + 24, w3)
     return sum_lanes(add(add(w0, w1), add(w2, w3)))
 
 
@@ -162,44 +142,105 @@ def exp_of(x):
 
 @kernel
 def soften(scratch, scores, first, last, scale, m_at):
-    """Scores → weights, and m and l of the row's state with them. Returns by how much o is to shrink."""
+    """Scores → weights, and m and l of the row's state with them; the state's third number is how much o shrinks."""
     m = scratch[m_at]
     largest = mask(scratch, scores, first, last, scale)
-    larger = largest if largest > m else m
-    decay = exp_of(m - larger)
-    scratch[m_at] = larger
-    scratch[m_at + 1] = scratch[m_at + 1] * decay + weigh(scratch, scores, larger)
-    return decay
+    decay = np.float32(1)  # e^0
+    if largest > m:
+        decay = exp_of(m - largest)
+        m = largest
+    scratch[m_at] = m
+    scratch[m_at + 1] = scratch[m_at + 1] * decay + weigh(scratch, scores, m)
+    scratch[m_at + 2] = decay
 
 
-@kernel
-def add_values(scratch, o_a, o_b, decay_a, decay_b, weights_a, weights_b, values, first, last, size):
-    """o = o · decay + Σ_j weight_j · v_j for two rows, j = first … last of the block: values [32, size]."""
-    for i in range(0, size, 32):
-        a0, a1, a2, a3 = load_block(scratch, o_a + i, splat(decay_a))
-        b0, b1, b2, b3 = load_block(scratch, o_b + i, splat(decay_b))
-        for j in range(first, last + 1):
-            wa = spread(f32x8, scratch, weights_a + j)
-            wb = spread(f32x8, scratch, weights_b + j)
-            v0 = load(f32x8, scratch, values + j * size + i)
-            v1 = load(f32x8, scratch, values + j * size + i + 8)
-            v2 = load(f32x8, scratch, values + j * size + i + 16)
-            v3 = load(f32x8, scratch, values + j * size + i + 24)
-            a0, a1, a2, a3 = fma(wa, v0, a0), fma(wa, v1, a1), fma(wa, v2, a2), fma(wa, v3, a3)
-            b0, b1, b2, b3 = fma(wb, v0, b0), fma(wb, v1, b1), fma(wb, v2, b2), fma(wb, v3, b3)
-        store_block(scratch, o_a + i, a0, a1, a2, a3)
-        store_block(scratch, o_b + i, b0, b1, b2, b3)
+@cache
+def _scores_of(kind: int, rows: int, unit: int) -> Any:
+    """The kernel for the scores of `rows` rows with numbers of `kind`, in an array where each takes `unit` elements."""
+
+    @kernel
+    def scores_of(scratch, q, d, numbers, keys, scales, scales_at, ahead, scores):
+        """<q, k_j> with the 32 keys of a block, whose lanes are positions: keys [d, 32]."""
+        acc = zeros(f32x16, rows, 2)
+        for i in range(d):
+            line = i * (BLOCK * unit)
+            acc = add_term(
+                kind, 0, acc, scratch, q + i, padded(d), numbers, keys + line,
+                scales, scales_at + i // GROUP * BLOCK, ahead + line,
+            )  # fmt: skip
+        store_sums(acc, scratch, scores, BLOCK)
+
+    return scores_of
 
 
-@kernel
-def load_block(array, at, factor):
-    """Four vectors, one behind the other, each times a factor."""
-    return (
-        multiply(load(f32x8, array, at), factor),
-        multiply(load(f32x8, array, at + 8), factor),
-        multiply(load(f32x8, array, at + 16), factor),
-        multiply(load(f32x8, array, at + 24), factor),
-    )
+@cache
+def _values_to(kind: int, rows: int, unit: int) -> Any:
+    """The kernel that adds weighted values to the states of `rows` rows; `kind` and `unit` as in `_scores_of`."""
+
+    @kernel
+    def values_to(scratch, o, weights, first, last, d, numbers, values, scales, scales_at, ahead):
+        """o = o · decay + Σ_j weight_j · v_j, j = first … last of the block: values [32, d]."""
+        decay = o + padded(d) + 2
+        whole = d // 32 * 32
+        for i in range(0, whole, 32):
+            acc = load_sums(rows, 2, scratch, o + i, state_size(d), decay)
+            for j in range(first, last + 1):
+                place = (j * d + i) * unit
+                acc = add_term(
+                    kind, 1, acc, scratch, weights + j, BLOCK, numbers, values + place,
+                    scales, scales_at + j * (d // GROUP) + i // GROUP, ahead + place,
+                )  # fmt: skip
+            store_sums(acc, scratch, o + i, state_size(d))
+        if whole < d:
+            acc1 = load_sums(rows, 1, scratch, o + whole, state_size(d), decay)
+            for j in range(first, last + 1):
+                place = (j * d + whole) * unit
+                acc1 = add_term(
+                    kind, 1, acc1, scratch, weights + j, BLOCK, numbers, values + place,
+                    scales, scales_at, ahead + place,
+                )  # fmt: skip
+            store_sums(acc1, scratch, o + whole, state_size(d))
+
+    return values_to
+
+
+@cache
+def _rows_step(rows: int) -> Any:
+    """The kernel that takes `rows` rows over a block."""
+    scores_f32, scores_f16, scores_int8 = (_scores_of(kind, rows, NUMBER_BYTES[kind]) for kind in (F32, F16, INT8))
+    values_f32, values_f16, values_int8 = (_values_to(kind, rows, NUMBER_BYTES[kind]) for kind in (F32, F16, INT8))
+    scores_converted, values_converted = _scores_of(F32, rows, 1), _values_to(F32, rows, 1)
+
+    @kernel
+    def rows_step(pool, converted, scratch, q, w, o, keys, values, block, ahead, first, last, scale):
+        """Scores → softmax → convex sum. The block is in scratch memory at `keys` and `values` if `converted`, else in
+        the pool at `block`; the one after it is at `ahead`."""
+        d, half = pool.head_dim, pool.half
+        k_scales = (block + BLOCK * d) // 4
+        v_scales = k_scales + half // 4
+        if converted:
+            scores_converted(scratch, q, d, scratch, keys, scratch, 0, 0, w)
+        elif pool.kind == F32:
+            scores_f32(scratch, q, d, pool.bytes, block, pool.floats, 0, ahead, w)
+        elif pool.kind == F16:
+            scores_f16(scratch, q, d, pool.bytes, block, pool.floats, 0, ahead, w)
+        else:
+            scores_int8(scratch, q, d, pool.bytes, block, pool.floats, k_scales, ahead, w)
+        for r in range(rows):
+            soften(scratch, w + r * BLOCK, first, last, scale, o + r * state_size(d) + padded(d))
+        if converted:
+            values_converted(scratch, o, w, first, last, d, scratch, values, scratch, 0, 0)
+        elif pool.kind == F32:
+            values_f32(scratch, o, w, first, last, d, pool.bytes, block + half, pool.floats, 0, ahead + half)
+        elif pool.kind == F16:
+            values_f16(scratch, o, w, first, last, d, pool.bytes, block + half, pool.floats, 0, ahead + half)
+        else:
+            values_int8(scratch, o, w, first, last, d, pool.bytes, block + half, pool.floats, v_scales, ahead + half)
+
+    return rows_step
+
+
+two_rows, many_rows = _rows_step(2), _rows_step(WIDE_ROWS)
 
 
 # ------------------------------------------------------------------------------------------ states of rows
@@ -266,34 +307,48 @@ def attend_chunk(history, group, scratch, base, tokens, position, chunk):
     at `base`. `group` query heads read the key/value head.
     """
     pool, window, d = history.pool, history.window, history.pool.head_dim
-    rows = padded_group(group)
-    keys, values, queries, scores, states, _, _ = scratch_regions(d, tokens * rows)
-    clear_states(scratch, base + states, tokens * rows, d)
+    rows = tokens * padded_group(group)
+    keys, values, queries, scores, states, _, _ = scratch_regions(d, rows)
+    clear_states(scratch, base + states, rows, d)
     scale = np.float32(1) / np.sqrt(np.float32(d))
+    converted = rows > 2 * WIDE_ROWS  # many rows: make float32 of the block once
     newest = position + tokens - 1
     for b in range(chunk * CHUNK_BLOCKS, min((chunk + 1) * CHUNK_BLOCKS, newest // BLOCK + 1)):
         start = b * BLOCK
         if window > 0 and start + BLOCK <= position - window + 1:
             continue
-        block = keys_offset(pool, history.tables[history.table_at + b], history.layer, history.kv_head)
-        read_keys(pool, block, scratch, base + keys)
-        slots = min(BLOCK, newest - start + 1)
-        read_values(pool, block + pool.half, slots, scratch, base + values, padded(d))
-        for t in range(tokens):
+        block = history_block(history, b)
+        ahead = history_block(history, min(b + 1, newest // BLOCK))
+        if converted:
+            read_block(pool, block, min(BLOCK, newest - start + 1), base + keys, base + values, scratch)
+        r = 0
+        while r < rows:
+            t, t_end = r // padded_group(group), (r + WIDE_ROWS - 1) // padded_group(group)
             last = min(BLOCK - 1, position + t - start)
-            first = max(0, position + t - start - window + 1) if window > 0 else 0
-            if first > last:
+            first = max(0, position + t_end - start - window + 1) if window > 0 else 0
+            q, w, o = queries + r * padded(d), scores + r * BLOCK, states + r * state_size(d)
+            # Rows of several tokens go together where all of them see the whole block.
+            if r + WIDE_ROWS <= rows and (t == t_end or (first == 0 and last == BLOCK - 1)):
+                if first <= last:
+                    many_rows(
+                        pool, converted, scratch, base + q, base + w, base + o, base + keys, base + values,
+                        block, ahead, first, last, scale,
+                    )  # fmt: skip
+                r += WIDE_ROWS
                 continue
-            for r in range(t * rows, (t + 1) * rows, 2):
-                q = base + queries + r * padded(d)
-                w = base + scores + r * BLOCK
-                o = base + states + r * state_size(d)
-                score_two_rows(scratch, q, q + padded(d), base + keys, d, w, w + BLOCK)
-                decay_a = soften(scratch, w, first, last, scale, o + padded(d))
-                decay_b = soften(scratch, w + BLOCK, first, last, scale, o + state_size(d) + padded(d))
-                add_values(
-                    scratch, o, o + state_size(d), decay_a, decay_b, w, w + BLOCK, base + values, first, last, padded(d)
-                )
+            first = max(0, position + t - start - window + 1) if window > 0 else 0
+            if first <= last:
+                two_rows(
+                    pool, converted, scratch, base + q, base + w, base + o, base + keys, base + values,
+                    block, ahead, first, last, scale,
+                )  # fmt: skip
+            r += 2
+
+
+@kernel
+def history_block(history, b):
+    """The byte where the keys of the sequence's b-th block begin."""
+    return keys_offset(history.pool, history.tables[history.table_at + b], history.layer, history.kv_head)
 
 
 @kernel

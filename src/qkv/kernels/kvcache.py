@@ -14,6 +14,7 @@ never written is never used: attention masks it.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,25 +27,29 @@ from qkv.kernels.simd import (
     Vector,
     absolute,
     any_intrinsic,
+    emit_load,
+    emit_spread,
     emit_store,
     f32x8,
+    f32x16,
     float_to_half,
     half_to_float,
-    i8x8,
+    i8x16,
     is_flat,
+    literal,
     load,
     max_lanes,
     maximum,
     minimum,
     multiply,
     narrow,
+    prefetch,
     round_to_int,
     shuffle,
     splat,
     splat_i32,
     store,
-    to_float,
-    u16x8,
+    u16x16,
 )
 
 BLOCK = 32
@@ -108,6 +113,14 @@ def store_every(typing: Any, array: Any, index: Any, step: Any, vector: Any) -> 
 
 
 @kernel
+def ask_for_keys(pool, at):
+    """Ask for the memory that `write_key` will touch: one line for each dimension, far slower one after another."""
+    step = BLOCK * (pool.half // BLOCK // pool.head_dim)
+    for i in range(pool.head_dim):
+        prefetch(pool.bytes, at + i * step)
+
+
+@kernel
 def write_key(pool, at, slot, k, k_at):
     """Store k[k_at : k_at + d] as position `slot` (0…31) of the block whose keys begin at byte `at`."""
     d = pool.head_dim
@@ -162,36 +175,75 @@ def quantized(x, at, scale):
     return narrow(maximum(minimum(q, splat_i32(np.int32(127))), splat_i32(np.int32(-127))))
 
 
-# ------------------------------------------------------------------------------------------ reading one block
+# ------------------------------------------------------------------------------------------ reading
+
+_LOADED = {F32: f32x16, F16: u16x16, INT8: i8x16}
+
+
+def emit_read(context: Any, builder: Any, kind: int, shared: int, arrays: Any, values: Any) -> Any:
+    """16 numbers of `kind` as float32; arrays and values are (numbers, scales) and (…, at, …, scales_at).
+
+    An int8 number counts times its scale: all 16 share the one at scales_at, or else each has its own from there on.
+    """
+    (numbers, scales), (data, at, scales_data, scales_at) = arrays, values
+    raw = emit_load(context, builder, numbers, data, at, _LOADED[kind].llvm, _LOADED[kind].bytes)
+    if kind == F32:
+        return raw
+    if kind == F16:
+        return half_to_float.emit(builder, raw)
+    if shared:
+        scale = emit_spread(context, builder, f32x16, scales, scales_data, scales_at)
+    else:
+        scale = emit_load(context, builder, scales, scales_data, scales_at, f32x16.llvm, f32x16.bytes)
+    return builder.fmul(builder.sitofp(raw, f32x16.llvm), scale)
+
+
+@any_intrinsic
+def read(typing: Any, kind: Any, shared: Any, numbers: Any, at: Any, scales: Any, scales_at: Any) -> Any:
+    """`emit_read` for kernels: 16 numbers from numbers[at] on."""
+    number, one_scale = literal(kind), literal(shared)
+    if number not in _LOADED or one_scale is None or not is_flat(numbers) or not is_flat(scales):
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return emit_read(context, builder, number, one_scale, (numbers, scales), values[2:])
+
+    return f32x16(kind, shared, numbers, types.intp, scales, types.intp), codegen
+
+
+@cache
+def _converter(kind: int) -> Any:
+    size = NUMBER_BYTES[kind]
+
+    @kernel
+    def convert(pool, at, slots, keys, values, scratch):
+        d = pool.head_dim
+        scales = (at + BLOCK * d) // 4
+        for i in range(d):
+            for lane in range(0, BLOCK, 16):
+                place = i * BLOCK + lane
+                k = read(kind, 0, pool.bytes, at + place * size, pool.floats, scales + i // GROUP * BLOCK + lane)
+                store(scratch, keys + place, k)
+        at, scales = at + pool.half, scales + pool.half // 4
+        for slot in range(slots):
+            for i in range(0, d, 16):
+                place = slot * d + i
+                v = read(kind, 1, pool.bytes, at + place * size, pool.floats, scales + place // GROUP)
+                store(scratch, values + place, v)
+
+    return convert
+
+
+_convert_f32, _convert_f16, _convert_int8 = (_converter(kind) for kind in (F32, F16, INT8))
 
 
 @kernel
-def read_keys(pool, at, keys, keys_at):
-    """The keys of a block as float32 [d, 32] → keys[keys_at …]. Slots never written hold anything, NaN included."""
-    d = pool.head_dim
-    for i in range(d):
-        for lane in range(0, BLOCK, 8):
-            if pool.kind == F32:
-                k = load(f32x8, pool.bytes, at + (i * BLOCK + lane) * 4)
-            elif pool.kind == F16:
-                k = half_to_float(load(u16x8, pool.bytes, at + (i * BLOCK + lane) * 2))
-            else:
-                scale = load(f32x8, pool.floats, (at + BLOCK * d) // 4 + i // GROUP * BLOCK + lane)
-                k = multiply(to_float(load(i8x8, pool.bytes, at + i * BLOCK + lane)), scale)
-            store(keys, keys_at + i * BLOCK + lane, k)
-
-
-@kernel
-def read_values(pool, at, slots, values, values_at, stride):
-    """The first `slots` values of a block as float32 rows → values[values_at + slot·stride …]."""
-    d = pool.head_dim
-    for slot in range(slots):
-        for i in range(0, d, 8):
-            if pool.kind == F32:
-                v = load(f32x8, pool.bytes, at + (slot * d + i) * 4)
-            elif pool.kind == F16:
-                v = half_to_float(load(u16x8, pool.bytes, at + (slot * d + i) * 2))
-            else:
-                scale = pool.floats[(at + BLOCK * d) // 4 + slot * (d // GROUP) + i // GROUP]
-                v = multiply(to_float(load(i8x8, pool.bytes, at + slot * d + i)), splat(scale))
-            store(values, values_at + slot * stride + i, v)
+def read_block(pool, at, slots, keys, values, scratch):
+    """A head's block, whose keys begin at byte `at`, as float32: keys [d, 32] → scratch[keys …], values of the first
+    `slots` slots, [slots, d] → scratch[values …]. Slots never written hold anything, NaN included."""
+    if pool.kind == F32:
+        _convert_f32(pool, at, slots, keys, values, scratch)
+    elif pool.kind == F16:
+        _convert_f16(pool, at, slots, keys, values, scratch)
+    else:
+        _convert_int8(pool, at, slots, keys, values, scratch)

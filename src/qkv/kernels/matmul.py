@@ -142,13 +142,13 @@ def _product(fmt: int) -> Any:
                     many = chunk_end - token >= n_tokens
                     at = out_at + token * out_stride + block * ROWS
                     if wide and many:
-                        acc = zeros(n_blocks, n_tokens)
+                        acc = zeros(f32x8, n_blocks, n_tokens)
                         tile(acc, arena, matrix, block, x, x_at, xq, xs, xinfo, token, out, at, out_stride)
                     elif wide:
-                        acc1 = zeros(n_blocks, 1)
+                        acc1 = zeros(f32x8, n_blocks, 1)
                         tile(acc1, arena, matrix, block, x, x_at, xq, xs, xinfo, token, out, at, out_stride)
                     else:
-                        acc11 = zeros(1, 1)
+                        acc11 = zeros(f32x8, 1, 1)
                         tile(acc11, arena, matrix, block, x, x_at, xq, xs, xinfo, token, out, at, out_stride)
                     token += n_tokens if wide and many else 1
                 block += n_blocks if wide else 1

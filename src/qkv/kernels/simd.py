@@ -147,7 +147,7 @@ def divide(builder: Any, a: Any, b: Any) -> Any:
 @operation(f32x8, f32x8, f32x8, f32x8)
 def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """a·b + c, rounded once."""
-    return call(builder, "llvm.fma.v8f32", f32x8.llvm, a, b, c)
+    return call(builder, f"llvm.fma.v{a.type.count}f32", a.type, a, b, c)
 
 
 def _compare(builder: Any, vector: Vector, relation: str, a: Any, b: Any) -> Any:
@@ -365,26 +365,28 @@ def float_to_bf16(builder: Any, a: Any) -> Any:
 @operation(f32x8, u16x8)
 def half_to_float(builder: Any, a: Any) -> Any:
     """float16 bits as float32, exactly."""
+    lanes = a.type.count
+    floats, integers = ir.VectorType(ir.FloatType(), lanes), ir.VectorType(ir.IntType(32), lanes)
     if HAS_F16C:
-        return builder.fpext(builder.bitcast(a, ir.VectorType(ir.HalfType(), 8)), f32x8.llvm)
+        return builder.fpext(builder.bitcast(a, ir.VectorType(ir.HalfType(), lanes)), floats)
 
     def number(value: int) -> Any:
-        return constant(i32x8.llvm, value)
+        return constant(integers, value)
 
-    wide = builder.zext(a, i32x8.llvm)
+    wide = builder.zext(a, integers)
     sign = builder.shl(builder.and_(wide, number(0x8000)), number(16))
     magnitude = builder.shl(builder.and_(wide, number(0x7FFF)), number(13))
     exponent = builder.and_(magnitude, number(0x7C00 << 13))
     normal = builder.add(magnitude, number((127 - 15) << 23))
     # A subnormal half is an integer times 2^-24: give it the exponent of 2^-14 and take 2^-14 away again.
-    lifted = builder.bitcast(builder.add(normal, number(1 << 23)), f32x8.llvm)
-    subnormal = builder.bitcast(builder.fsub(lifted, constant(f32x8.llvm, 2.0**-14)), i32x8.llvm)
+    lifted = builder.bitcast(builder.add(normal, number(1 << 23)), floats)
+    subnormal = builder.bitcast(builder.fsub(lifted, constant(floats, 2.0**-14)), integers)
     special = builder.add(normal, number((128 - 16) << 23))
     is_nan = builder.icmp_unsigned(">", magnitude, number(0x7C00 << 13))
     special = builder.or_(special, builder.select(is_nan, number(0x400000), number(0)))  # as the instruction does
     result = builder.select(builder.icmp_unsigned("==", exponent, number(0)), subnormal, normal)
     result = builder.select(builder.icmp_unsigned("==", exponent, number(0x7C00 << 13)), special, result)
-    return builder.bitcast(builder.or_(result, sign), f32x8.llvm)
+    return builder.bitcast(builder.or_(result, sign), floats)
 
 
 @operation(u16x8, f32x8)

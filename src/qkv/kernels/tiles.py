@@ -16,7 +16,7 @@ from numba.core import types
 
 from qkv.kernels import simd
 from qkv.kernels.formats import BF16, F32, GROUP, INT4, INT4M, INT8, ROWS
-from qkv.kernels.simd import any_intrinsic, f32x8, i8x32, i16x16, i32x8, u8x32, u16x8
+from qkv.kernels.simd import any_intrinsic, f32x8, i8x32, i16x16, i32x8, literal, named_vector, u8x32, u16x8
 
 DENSE_STEP = 4
 """Columns that `dense_step` takes."""
@@ -95,21 +95,18 @@ def _is_accumulator(acc: Any) -> bool:
     return isinstance(acc, types.UniTuple) and isinstance(acc.dtype, types.UniTuple) and acc.dtype.dtype == f32x8
 
 
-def _literal(given: Any) -> int | None:
-    return given.literal_value if isinstance(given, types.IntegerLiteral) else None
-
-
 @any_intrinsic
-def zeros(typing: Any, blocks: Any, tokens: Any) -> Any:
+def zeros(typing: Any, vector: Any, blocks: Any, tokens: Any) -> Any:
     """An `acc` of zeros, for numbers of blocks and tokens known at compile time."""
-    if _literal(blocks) is None or _literal(tokens) is None:
+    kind = named_vector(vector)
+    if kind is None or literal(blocks) is None or literal(tokens) is None:
         return None
-    acc = types.UniTuple(types.UniTuple(f32x8, _literal(tokens)), _literal(blocks))
+    acc = types.UniTuple(types.UniTuple(kind, literal(tokens)), literal(blocks))
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return ir.Constant(context.get_value_type(acc), None)
 
-    return acc(blocks, tokens), codegen
+    return acc(vector, blocks, tokens), codegen
 
 
 # ------------------------------------------------------------------------------------------ quantized formats
@@ -125,7 +122,7 @@ def group_step(
     quants, scales, minimums: byte offsets of this group in the first block; at: its index in xs and xinfo for the first
     token. The next block, and the next token, are `groups` groups further on.
     """
-    kind = _literal(fmt)
+    kind = literal(fmt)
     if kind not in _QUANT_BYTES or not _is_accumulator(acc):
         return None
 
@@ -273,7 +270,7 @@ def dense_step(typing: Any, fmt: Any, acc: Any, arena: Any, quants: Any, x: Any,
     quants: their byte offset in the first block; at: their index in x for the first token. The next block, and the next
     token, are `groups` groups further on.
     """
-    kind = _literal(fmt)
+    kind = literal(fmt)
     if kind not in (F32, BF16) or not _is_accumulator(acc):
         return None
 

@@ -55,6 +55,7 @@ CHECKED = MODE == "checked"
 FEATURES = frozenset() if MODE == "portable" else _target_features()
 HAS_AVX2 = "avx2" in FEATURES
 HAS_F16C = "f16c" in FEATURES
+HAS_512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= FEATURES
 HAS_VNNI = HAS_AVX2 and ("avxvnni" in FEATURES or {"avx512vnni", "avx512vl"} <= FEATURES)
 
 # ---------------------------------------------------------------------------------------------------- types
@@ -95,6 +96,9 @@ i16x16 = Vector(types.int16, 16)
 i8x32 = Vector(types.int8, 32)
 u8x32 = Vector(types.uint8, 32)
 i8x8 = Vector(types.int8, 8)
+f32x16 = Vector(types.float32, 16)  # two registers where they hold 256 bits
+i8x16 = Vector(types.int8, 16)
+u16x16 = Vector(types.uint16, 16)
 u16x8 = Vector(types.uint16, 8)  # eight float16 or bfloat16 numbers, as bits
 mask8 = Vector(types.boolean, 8)
 
@@ -225,6 +229,19 @@ def emit_prefetch(context: Any, builder: Any, array: Any, value: Any, index: Any
     call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, word(0), word(3), word(1))  # to read, near, data
 
 
+@intrinsic
+def prefetch(typing: Any, array: Any, index: Any) -> Any:
+    """`prefetch(array, i)`: ask for the cache line of array[i], which may lie outside."""
+    if not is_flat(array) or not isinstance(index, types.Integer):
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        emit_prefetch(context, builder, array, *values)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
+
+
 def is_flat(array: types.Type) -> bool:
     """Whether a Numba type is an array that vectors can be loaded from: one dimension, no gaps."""
     return isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C"
@@ -238,7 +255,7 @@ def any_intrinsic(typing: Callable[..., Any]) -> Any:
 @any_intrinsic
 def load(typing: Any, vector: Any, array: Any, index: Any) -> Any:
     """`load(f32x8, array, i)`: the vector that starts at array[i]. The array may be of any type (bytes, say)."""
-    kind = _named_vector(vector)
+    kind = named_vector(vector)
     if kind is None or not is_flat(array) or not isinstance(index, types.Integer):
         return None
 
@@ -301,7 +318,7 @@ def store_lanes(typing: Any, array: Any, index: Any, vector: Any, count: Any) ->
 @any_intrinsic
 def spread(typing: Any, vector: Any, array: Any, index: Any) -> Any:
     """`spread(f32x8, array, i)`: array[i] in every lane; for `i8x32`, the 4 bytes from array[i] on in every 4 lanes."""
-    kind = _named_vector(vector)
+    kind = named_vector(vector)
     if kind is None or not is_flat(array) or not isinstance(index, types.Integer):
         return None
 
@@ -319,7 +336,12 @@ def emit_spread(context: Any, builder: Any, kind: Vector, array: Any, value: Any
     return builder.bitcast(broadcast(builder, scalar, kind.bytes // size), kind.llvm)
 
 
-def _named_vector(given: Any) -> Vector | None:
+def named_vector(given: Any) -> Vector | None:
     """The vector type a kernel named as an argument."""
     kind = getattr(given, "instance_type", None)
     return kind if isinstance(kind, Vector) else None
+
+
+def literal(given: Any) -> int | None:
+    """The value of an integer that is known at compile time."""
+    return given.literal_value if isinstance(given, types.IntegerLiteral) else None

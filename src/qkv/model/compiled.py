@@ -32,7 +32,7 @@ from qkv.progress import Progress, silent
 STEP_TOKENS = 512
 """The most tokens of one step; longer prompts take several."""
 
-TILE_TOKENS = 8
+TILE_TOKENS = 32
 MAX_PARTS = 512
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from qkv.kernels.attention import CHUNK, History, attend_part, attend_tile, join_parts, state_size
 from qkv.kernels.formats import dequantize_row
 from qkv.kernels.jit import kernel
-from qkv.kernels.kvcache import BLOCK, keys_offset, write_key, write_value
+from qkv.kernels.kvcache import BLOCK, ask_for_keys, keys_offset, write_key, write_value
 from qkv.kernels.matmul import matmul_for, quantize_groups
 from qkv.kernels.pointwise import add_row, copy_row, rms_norm_row, rope_row, swiglu_row
 from qkv.kernels.spmd import barrier, claim
@@ -38,6 +38,7 @@ Q, K, V, O, GATE, UP, DOWN = range(7)  # noqa: E741
 PER_LAYER = 7
 
 ROW_BLOCKS = 16  # blocks of 8 rows that a thread claims at a time
+RUN_TOKENS = 8  # neighbouring tokens whose heads a thread rotates and stores at a time
 ACTIVATION_GROUPS = 8  # groups of 32 SwiGLU outputs that a thread claims at a time
 
 
@@ -148,16 +149,24 @@ def quantize_row(model, work, x, row, size):
 @kernel
 def rotate_and_cache(sync, batch, model, weights, work, layer, vectors_at):
     """For each token and key/value head: bias, norm and rotate its query heads and its key; store key and value."""
-    group = model.heads // model.kv_heads
+    group, tokens = model.heads // model.kv_heads, batch.command[TOKENS]
+    # Neighbours share the cache lines of a block's keys, so one thread takes a few of them.
+    runs = (tokens + RUN_TOKENS - 1) // RUN_TOKENS
     item = claim(sync, 0, 1)
-    while item < batch.command[TOKENS] * model.kv_heads:
-        t, g = item // model.kv_heads, item % model.kv_heads
-        for h in range(g * group, (g + 1) * group):
-            prepare_head(batch, model, weights, work, t, h, vectors_at, 2 * model.hidden_row)
+    while item < runs * model.kv_heads:
+        run, g = item // model.kv_heads, item % model.kv_heads
         k, v = model.heads + g, model.heads + model.kv_heads + g
-        prepare_head(batch, model, weights, work, t, k, vectors_at, 2 * model.hidden_row + model.head_dim)
-        add_bias(model, weights, work, t, v, vectors_at)
-        store_position(batch, model, work, layer, t, g, head_at(model, t, k), head_at(model, t, v))
+        for t in range(run * RUN_TOKENS, min((run + 1) * RUN_TOKENS, tokens)):
+            block = batch.tables[batch.table_at[t] + batch.positions[t] // BLOCK]
+            keys = keys_offset(work.pool, block, layer, g)
+            ask_for_keys(work.pool, keys)
+            for h in range(g * group, (g + 1) * group):
+                prepare_head(batch, model, weights, work, t, h, vectors_at, 2 * model.hidden_row)
+            prepare_head(batch, model, weights, work, t, k, vectors_at, 2 * model.hidden_row + model.head_dim)
+            add_bias(model, weights, work, t, v, vectors_at)
+            slot = batch.positions[t] % BLOCK
+            write_key(work.pool, keys, slot, work.qkv, head_at(model, t, k))
+            write_value(work.pool, keys + work.pool.half, slot, work.qkv, head_at(model, t, v))
         item = claim(sync, 0, 1)
 
 
@@ -184,16 +193,6 @@ def add_bias(model, weights, work, t, head, vectors_at):
         d = model.head_dim
         bias = vectors_at + 2 * model.hidden_row + 2 * d + head * d
         add_row(work.qkv, head_at(model, t, head), weights.vectors, bias, d)
-
-
-@kernel
-def store_position(batch, model, work, layer, t, kv_head, k_at, v_at):
-    """Write token t's key and value into its sequence's block."""
-    position = batch.positions[t]
-    block = batch.tables[batch.table_at[t] + position // BLOCK]
-    at = keys_offset(work.pool, block, layer, kv_head)
-    write_key(work.pool, at, position % BLOCK, work.qkv, k_at)
-    write_value(work.pool, at + work.pool.half, position % BLOCK, work.qkv, v_at)
 
 
 @kernel
