@@ -27,8 +27,9 @@ import numpy as np
 from qkv.kernels import simd
 from qkv.kernels.formats import BF16, F32, FORMATS, GROUP, INT4, INT4M, INT8, ROWS
 from qkv.kernels.jit import inlined, kernel
+from qkv.kernels.panels import PANEL_TOKENS, panel_product
 from qkv.kernels.simd import f32x8, load, store
-from qkv.kernels.tiles import DENSE_STEP, EXTRA, INFO, PLACE4, PLACE8, SUM, dense_step, group_step, store_tile, zeros
+from qkv.kernels.tiles import BIAS4, BIAS8, DENSE_STEP, INFO, OUTLIER, TOTAL, dense_step, group_step, store_tile, zeros
 
 TOKEN_CHUNK = 64
 """Tokens that meet all of a range's blocks before the next tokens do: their activations stay in the second cache."""
@@ -72,10 +73,12 @@ def quantize_groups(x, x_at, xq, xs, xinfo, first, end):
             where = simd.add(where, simd.where_not_zero(extra, column))
         k = simd.sum_lanes_i32(where)
         simd.store_lanes(xs, i, simd.select(small, zero, d), 1)
-        xinfo[INFO * i + SUM] = simd.sum_lanes_i32(total)
-        xinfo[INFO * i + PLACE4] = k % 16 // 4 * 32 + k % 4 * 8 + k // 16 * 4
-        xinfo[INFO * i + PLACE8] = k // 4 * 32 + k % 4 * 8
-        xinfo[INFO * i + EXTRA] = simd.sum_lanes_i32(rest) & 0xFFFF
+        count = simd.sum_lanes_i32(total)
+        xinfo[INFO * i + BIAS4] = -8 * count
+        xinfo[INFO * i + BIAS8] = -128 * count
+        xinfo[INFO * i + OUTLIER] = k << 19 | simd.sum_lanes_i32(rest) & 0xFFFF
+        xs_total = simd.multiply(simd.select(small, zero, d), simd.to_float(simd.splat_i32(np.int32(count))))
+        xinfo[INFO * i + TOTAL] = simd.max_lanes_i32(simd.as_bits(xs_total))
 
 
 @kernel
@@ -93,11 +96,12 @@ def two_largest(a, b, c, d):
 def matmul_for(formats: Iterable[str]) -> Callable[..., Any]:
     """The product kernel for matrices of these formats (a frozenset or tuple of names); no other is compiled.
 
-    The kernel is `matmul(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end)`. It
-    computes blocks first … end-1 (8 rows each) for all tokens, and writes out[out_at + t·out_stride + row].
+    The kernel is `matmul(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end,
+    scratch, scratch_at)`. It computes blocks first … end-1 (8 rows each) for all tokens, and writes out[out_at + t·out_stride + row].
 
     arena, matrix: the weights and their `MATRIX` record.
     x: float32; the input of `f32` and `bf16` matrices is x[x_at:], [tokens, columns padded to 32 with zeros].
+    scratch: float32; scratch[scratch_at:] has room for a panel (`panels.panel_size`).
     xq, xs, xinfo: what `quantize_groups` made of it; the input of the other formats. All arrays are flat.
     """
     names = frozenset(formats)
@@ -106,19 +110,19 @@ def matmul_for(formats: Iterable[str]) -> Callable[..., Any]:
     f32_blocks, bf16_blocks, int8_blocks, int4_blocks, int4m_blocks = (_product(kind) for kind in FORMATS.values())
 
     @kernel
-    def matmul(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end):
+    def matmul(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end, scratch, scratch_at):
         kind = matrix.format
         # A branch on a constant: Numba removes the unused ones before it compiles what they call.
         if has_f32 and kind == F32:
-            f32_blocks(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end)
+            f32_blocks(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end, scratch, scratch_at)
         if has_bf16 and kind == BF16:
-            bf16_blocks(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end)
+            bf16_blocks(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end, scratch, scratch_at)
         if has_int8 and kind == INT8:
-            int8_blocks(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end)
+            int8_blocks(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end, scratch, scratch_at)
         if has_int4 and kind == INT4:
-            int4_blocks(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end)
+            int4_blocks(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end, scratch, scratch_at)
         if has_int4m and kind == INT4M:
-            int4m_blocks(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end)
+            int4m_blocks(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end, scratch, scratch_at)
 
     return matmul
 
@@ -126,14 +130,22 @@ def matmul_for(formats: Iterable[str]) -> Callable[..., Any]:
 @cache
 def _product(fmt: int) -> Any:
     """The kernel for blocks of one format."""
-    tile = _dense_tile(fmt) if fmt in (F32, BF16) else _quantized_tile(fmt)
+    dense = fmt in (F32, BF16)
+    tile = _dense_tile(fmt) if dense else _quantized_tile(fmt)
     n_blocks, n_tokens = _BLOCKS[fmt], _TOKENS
+    many_tokens = None if dense else panel_product(fmt)
 
     @inlined
     @kernel
-    def product(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end):
+    def product(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end, scratch, scratch_at):
         for chunk in range(0, tokens, TOKEN_CHUNK):
             chunk_end = min(chunk + TOKEN_CHUNK, tokens)
+            if not dense and chunk_end - chunk >= PANEL_TOKENS:
+                many_tokens(
+                    arena, matrix, xq, xs, xinfo, out, out_at, out_stride, chunk, chunk_end, first, end,
+                    scratch, scratch_at,
+                )  # fmt: skip
+                continue
             block = first
             while block < end:
                 wide = end - block >= n_blocks

@@ -258,11 +258,31 @@ def multiply_add_shorts(builder: Any, a: Any, b: Any) -> Any:
     return builder.add(even, odd)
 
 
+@operation(i32x8, i32x8, i16x16, i16x16)
+def dot_shorts(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """total0 + a0·b0 + a1·b1, … over pairs of int16. The emitter takes 16 totals as well where HAS_512 and HAS_VNNI."""
+    if HAS_VNNI:
+        a, b = builder.bitcast(a, total.type), builder.bitcast(b, total.type)
+        return call(builder, f"llvm.x86.avx512.vpdpwssd.{32 * total.type.count}", total.type, total, a, b)
+    return builder.add(total, multiply_add_shorts.emit(builder, a, b))
+
+
+@operation(i8x32, i8x32, i8x32)
+def shuffle_bytes(builder: Any, a: Any, control: Any) -> Any:
+    """In each 16 bytes: the byte of `a` that each of `control` numbers, 0 where that is negative. Needs HAS_AVX2."""
+    if a.type.count == 64:
+        return call(builder, "llvm.x86.avx512.pshuf.b.512", a.type, a, control)
+    return call(builder, "llvm.x86.avx2.pshuf.b", a.type, a, control)
+
+
 @operation(i32x8, i32x8, u8x32, i8x32)
 def dot_bytes(builder: Any, total: Any, a: Any, b: Any) -> Any:
-    """total0 + a0·b0 + a1·b1 + a2·b2 + a3·b3, … over fours of bytes, exactly. Fast only where HAS_VNNI."""
+    """total0 + a0·b0 + a1·b1 + a2·b2 + a3·b3, … over fours of bytes, exactly. Fast only where HAS_VNNI.
+
+    The emitter takes 16 totals as well where HAS_512.
+    """
     if HAS_VNNI:
-        return call(builder, "llvm.x86.avx512.vpdpbusd.256", i32x8.llvm, total, a, b)
+        return call(builder, f"llvm.x86.avx512.vpdpbusd.{32 * total.type.count}", total.type, total, a, b)
     wide = ir.VectorType(ir.IntType(32), 32)
     even, odd = _pairs(builder, builder.mul(builder.zext(a, wide), builder.sext(b, wide)))
     first, second = _pairs(builder, builder.add(even, odd))

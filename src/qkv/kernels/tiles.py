@@ -16,7 +16,7 @@ from numba.core import types
 
 from qkv.kernels import simd
 from qkv.kernels.formats import BF16, F32, GROUP, INT4, INT4M, INT8, ROWS
-from qkv.kernels.simd import any_intrinsic, f32x8, i8x32, i16x16, i32x8, literal, named_vector, u8x32, u16x8
+from qkv.kernels.simd import any_intrinsic, f32x8, f32x16, i8x32, i16x16, i32x8, literal, named_vector, u8x32, u16x8
 
 DENSE_STEP = 4
 """Columns that `dense_step` takes."""
@@ -25,18 +25,17 @@ PREFETCH_BYTES = 8192
 """How far ahead weights are asked for. The processor's own prefetching stops at pages and starts late."""
 
 INFO = 4
-SUM, PLACE4, PLACE8, EXTRA = range(INFO)
+BIAS4, BIAS8, OUTLIER, TOTAL = range(INFO)
 """The int32 fields of `xinfo` for a group of 32 activations.
 
-SUM: of their integers. The outlier is the number whose integer does not fit int8: xq holds ±127 of it, EXTRA the rest
-in its lower 16 bits. PLACE4 and PLACE8 say where its weights are in a block's int4 and int8 quants: the byte at which 8
-words begin, one for each row, plus how many bits they are to be shifted right.
+BIAS4, BIAS8: -8 and -128 times the sum of their integers. OUTLIER: the number whose integer does not fit int8; xq holds
+±127 of it, the lower 16 bits the rest, the upper ones 8 times its column. TOTAL: the bits of the float32 xs · sum.
 """
 
 _QUANT_BYTES = {INT8: GROUP * ROWS, INT4: GROUP * ROWS // 2, INT4M: GROUP * ROWS // 2}
 
 
-class _Emitter:
+class Emitter:
     """What the steps below share while they emit: where things are, and how to load them."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, values: Any, names: str) -> None:
@@ -73,6 +72,11 @@ class _Emitter:
                 index = self.builder.add(first, ir.IntType(64)(PREFETCH_BYTES + line))
                 simd.emit_prefetch(self.context, self.builder, self.arena_type, self.arena, index)
 
+    @property
+    def lanes(self) -> int:
+        """Rows in one vector of the accumulator."""
+        return int(self.acc_type.dtype.dtype.lanes)
+
     def each(self) -> list[tuple[int, int]]:
         """The (r, t) of every accumulator."""
         return [(r, t) for r in range(self.acc_type.count) for t in range(self.acc_type.dtype.count)]
@@ -80,9 +84,13 @@ class _Emitter:
     def outputs(self) -> Iterator[tuple[Any, Any, Any]]:
         """For every accumulator: where it goes, its sums, and how many of its rows exist."""
         for r, t in self.each():
-            place = self.offset(self.at, (self.stride, t), (ir.IntType(64)(ROWS), r))
-            left = self.builder.sub(self.rows, ir.IntType(64)(ROWS * r))
+            place = self.offset(self.at, (self.stride, t), (ir.IntType(64)(self.lanes), r))
+            left = self.builder.sub(self.rows, ir.IntType(64)(self.lanes * r))
             yield place, self.builder.extract_value(self.acc, (r, t)), left
+
+    def info_at(self, t: int, field: int) -> Any:
+        """Where `xinfo` has a field of token t's group."""
+        return self.offset(ir.IntType(64)(field), (self.at, INFO), (self.groups, INFO * t))
 
     def result(self, sums: dict[tuple[int, int], Any]) -> Any:
         acc = self.acc
@@ -91,8 +99,9 @@ class _Emitter:
         return acc
 
 
-def _is_accumulator(acc: Any) -> bool:
-    return isinstance(acc, types.UniTuple) and isinstance(acc.dtype, types.UniTuple) and acc.dtype.dtype == f32x8
+def is_accumulator(acc: Any, *vectors: Any) -> bool:
+    """Whether a type is that of an `acc` of one of these vectors."""
+    return isinstance(acc, types.UniTuple) and isinstance(acc.dtype, types.UniTuple) and acc.dtype.dtype in vectors
 
 
 @any_intrinsic
@@ -123,21 +132,21 @@ def group_step(
     token. The next block, and the next token, are `groups` groups further on.
     """
     kind = literal(fmt)
-    if kind not in _QUANT_BYTES or not _is_accumulator(acc):
+    if kind not in _QUANT_BYTES or not is_accumulator(acc, f32x8):
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         names = "fmt acc arena quants scales minimums xq xs xinfo at groups"
-        return _emit_group(_Emitter(context, builder, signature, values, names), kind)
+        return _emit_group(Emitter(context, builder, signature, values, names), kind)
 
     index = types.intp
     return acc(fmt, acc, arena, index, index, index, xq, xs, xinfo, index, index), codegen
 
 
-def _emit_group(e: _Emitter, kind: int) -> Any:
+def _emit_group(e: Emitter, kind: int) -> Any:
     builder = e.builder
     e.prefetch(_QUANT_BYTES[kind])
-    dots = _emit_int8_dots(e) if kind == INT8 else _emit_int4_dots(e, 8 if kind == INT4 else 0, _QUANT_BYTES[kind])
+    dots = _emit_int8_dots(e) if kind == INT8 else _emit_int4_dots(e, kind)
     sums = {}
     for r in range(e.acc_type.count):
         scale = e.half(e.offset(e.scales, (e.groups, 16 * r)))
@@ -148,18 +157,18 @@ def _emit_group(e: _Emitter, kind: int) -> Any:
             dot = builder.sitofp(builder.add(dots[r, t], _emit_outlier(e, kind, r, t)), f32x8.llvm)
             total = simd.fma.emit(builder, dot, builder.fmul(scale, xs), builder.extract_value(e.acc, (r, t)))
             if kind == INT4M:
-                x_total = builder.sitofp(_emit_info(e, t, SUM), f32x8.llvm)
-                total = simd.fma.emit(builder, minimum, builder.fmul(xs, x_total), total)
+                x_total = builder.bitcast(_emit_info(e, t, TOTAL), f32x8.llvm)
+                total = simd.fma.emit(builder, minimum, x_total, total)
             sums[r, t] = total
     return e.result(sums)
 
 
-def _emit_int4_dots(e: _Emitter, middle: int, quant_bytes: int) -> dict[tuple[int, int], Any]:
-    """Σ (q - middle)·x over the group."""
-    builder = e.builder
+def _emit_int4_dots(e: Emitter, kind: int) -> dict[tuple[int, int], Any]:
+    """Σ (q - 8)·x over the group, or Σ q·x where the format has a minimum."""
+    builder, quant_bytes = e.builder, _QUANT_BYTES[kind]
     dots: dict[tuple[int, int], Any] = {}
     if simd.HAS_VNNI:
-        dots = _emit_corrections(e, -middle)
+        dots = _emit_corrections(e, kind)
     for j in range(GROUP // 8):
         for half in (0, 1):
             for r in range(e.acc_type.count):
@@ -172,19 +181,19 @@ def _emit_int4_dots(e: _Emitter, middle: int, quant_bytes: int) -> dict[tuple[in
                         continue
                     product = simd.multiply_add_bytes.emit(builder, q, x)
                     # 8 times 2·15·127 is 30,480: fits int16
-                    dots[r, t] = _pinned(builder, builder.add(dots[r, t], product)) if (r, t) in dots else product
+                    dots[r, t] = pinned(builder, builder.add(dots[r, t], product)) if (r, t) in dots else product
     if not simd.HAS_VNNI:
-        corrections = _emit_corrections(e, -middle)
+        corrections = _emit_corrections(e, kind)
         for at, total in dots.items():
             dots[at] = builder.add(simd.add_pairs.emit(builder, total), corrections[at])
     return dots
 
 
-def _emit_int8_dots(e: _Emitter) -> dict[tuple[int, int], Any]:
+def _emit_int8_dots(e: Emitter) -> dict[tuple[int, int], Any]:
     """Σ q·x over the group."""
     builder = e.builder
     # One factor of an AVX2 or VNNI byte product is unsigned: |q|·(sign(q)·x), or (q + 128)·x with 128·Σx taken away.
-    dots = _emit_corrections(e, -128 if simd.HAS_VNNI else 0)
+    dots = _emit_corrections(e, INT8)
     for j in range(GROUP // 4):
         for r in range(e.acc_type.count):
             q = e.load(i8x32, "arena", e.offset(e.quants, (e.groups, 256 * r), (ir.IntType(64)(32), j)))
@@ -203,36 +212,36 @@ def _emit_int8_dots(e: _Emitter) -> dict[tuple[int, int], Any]:
     return dots
 
 
-def _emit_corrections(e: _Emitter, factor: int) -> dict[tuple[int, int], Any]:
-    """factor · Σx for every accumulator."""
-    zero = simd.constant(i32x8.llvm, 0)
-    if factor == 0:
-        return dict.fromkeys(e.each(), zero)
-    shift = simd.constant(i32x8.llvm, (-factor).bit_length() - 1)
-    corrections = {}
-    for t in range(e.acc_type.dtype.count):
-        total = _emit_info(e, t, SUM)
-        corrections[t] = e.builder.sub(zero, e.builder.shl(total, shift))
+def _emit_corrections(e: Emitter, kind: int) -> dict[tuple[int, int], Any]:
+    """What the sums of unsigned weights begin with, for every accumulator: see `bias_of`."""
+    field = bias_of(kind)
+    if field is None:
+        return dict.fromkeys(e.each(), simd.constant(i32x8.llvm, 0))
+    corrections = {t: _emit_info(e, t, field) for t in range(e.acc_type.dtype.count)}
     return {(r, t): corrections[t] for r, t in e.each()}
 
 
-def _emit_info(e: _Emitter, t: int, field: int) -> Any:
+def bias_of(kind: int) -> int | None:
+    """The field of `xinfo` that makes up for a format's integers being unsigned, if they are."""
+    return {INT4: BIAS4, INT4M: None, INT8: BIAS8 if simd.HAS_VNNI else None}[kind]
+
+
+def _emit_info(e: Emitter, t: int, field: int) -> Any:
     """A field of what `xinfo` says about token t's group, for every row."""
-    return e.spread(i32x8, "xinfo", _info_at(e, t, field))
+    return e.spread(i32x8, "xinfo", e.info_at(t, field))
 
 
-def _info_at(e: _Emitter, t: int, field: int) -> Any:
-    return e.offset(ir.IntType(64)(field), (e.at, INFO), (e.groups, INFO * t))
-
-
-def _emit_outlier(e: _Emitter, kind: int, r: int, t: int) -> Any:
+def _emit_outlier(e: Emitter, kind: int, r: int, t: int) -> Any:
     """q · extra for the group's outlier, whose activation is `extra` more than its int8 says."""
     builder = e.builder
-    field = PLACE8 if kind == INT8 else PLACE4
-    place = simd.emit_load(e.context, builder, e.xinfo_type, e.xinfo, _info_at(e, t, field), ir.IntType(32), 4)
-    line = builder.zext(builder.and_(place, ir.IntType(32)(~31)), ir.IntType(64))
+    word = ir.IntType(32)
+    outlier = simd.emit_load(e.context, builder, e.xinfo_type, e.xinfo, e.info_at(t, OUTLIER), word, 4)
+    place = builder.lshr(outlier, word(16))  # 8·column: 32 times the word it is in, plus the bits to shift that right
+    if kind != INT8:  # columns from 16 on are the upper halves of the bytes
+        place = builder.or_(builder.and_(place, word(127)), builder.shl(builder.lshr(place, word(7)), word(2)))
+    line = builder.zext(builder.and_(place, word(~31)), ir.IntType(64))
     words = e.load(i32x8, "arena", e.offset(e.quants, (e.groups, _QUANT_BYTES[kind] * r), (line, 1)))
-    shift = builder.and_(_emit_info(e, t, field), simd.constant(i32x8.llvm, 31))
+    shift = simd.broadcast(builder, builder.and_(place, word(31)), ROWS)
     if kind != INT8:
         q = builder.and_(builder.lshr(words, shift), simd.constant(i32x8.llvm, 15))
     elif simd.HAS_VNNI:  # q + 128, as in the other products
@@ -242,17 +251,17 @@ def _emit_outlier(e: _Emitter, kind: int, r: int, t: int) -> Any:
         left = builder.sub(simd.constant(i32x8.llvm, 24), shift)
         q = builder.ashr(builder.shl(words, left), simd.constant(i32x8.llvm, 24))
     # Both fit 16 bits, and a product of pairs of int16, of which one is 0, is the fastest.
-    q, extra = (builder.bitcast(value, i16x16.llvm) for value in (q, _emit_info(e, t, EXTRA)))
+    q, extra = (builder.bitcast(value, i16x16.llvm) for value in (q, _emit_info(e, t, OUTLIER)))
     return simd.multiply_add_shorts.emit(builder, q, extra)
 
 
-def _emit_four(e: _Emitter, t: int, column: int) -> Any:
+def _emit_four(e: Emitter, t: int, column: int) -> Any:
     """Token t's activations at 4 columns of the group, for every row."""
     token = e.offset(ir.IntType(64)(column), (e.at, GROUP), (e.groups, GROUP * t))
     return e.spread(i8x32, "xq", token)
 
 
-def _pinned(builder: Any, value: Any) -> Any:
+def pinned(builder: Any, value: Any) -> Any:
     """The value, in a register, here: keeps LLVM from summing as a tree, whose leaves would not fit the registers."""
     if not simd.HAS_AVX2:
         return value
@@ -271,16 +280,16 @@ def dense_step(typing: Any, fmt: Any, acc: Any, arena: Any, quants: Any, x: Any,
     token, are `groups` groups further on.
     """
     kind = literal(fmt)
-    if kind not in (F32, BF16) or not _is_accumulator(acc):
+    if kind not in (F32, BF16) or not is_accumulator(acc, f32x8):
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return _emit_dense(_Emitter(context, builder, signature, values, "fmt acc arena quants x at groups"), kind)
+        return _emit_dense(Emitter(context, builder, signature, values, "fmt acc arena quants x at groups"), kind)
 
     return acc(fmt, acc, arena, types.intp, x, types.intp, types.intp), codegen
 
 
-def _emit_dense(e: _Emitter, kind: int) -> Any:
+def _emit_dense(e: Emitter, kind: int) -> Any:
     size = 4 if kind == F32 else 2
     e.prefetch(DENSE_STEP * ROWS * size, GROUP * ROWS * size)
     sums = {(r, t): e.builder.extract_value(e.acc, (r, t)) for r, t in e.each()}
@@ -305,13 +314,13 @@ def _emit_dense(e: _Emitter, kind: int) -> Any:
 
 @any_intrinsic
 def store_tile(typing: Any, acc: Any, out: Any, at: Any, stride: Any, rows: Any) -> Any:
-    """Write acc[r][t] to out[at + t·stride + 8r], but no more than `rows` rows of each token."""
-    if not _is_accumulator(acc):
+    """Write acc[r][t] to out[at + t·stride + lanes·r], but no more than `rows` rows of each token."""
+    if not is_accumulator(acc, f32x8, f32x16):
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        e = _Emitter(context, builder, signature, values, "acc out at stride rows")
-        whole = builder.icmp_signed(">=", e.rows, ir.IntType(64)(ROWS * e.acc_type.count))
+        e = Emitter(context, builder, signature, values, "acc out at stride rows")
+        whole = builder.icmp_signed(">=", e.rows, ir.IntType(64)(e.lanes * e.acc_type.count))
         with builder.if_else(whole) as (then, otherwise):
             with then:
                 for place, sums, _ in e.outputs():

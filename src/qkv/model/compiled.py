@@ -20,6 +20,7 @@ from qkv.kernels import packing
 from qkv.kernels.attention import CHUNK, padded_group, scratch_regions, state_size
 from qkv.kernels.formats import MATRIX, new_arena
 from qkv.kernels.kvcache import BLOCK, KINDS, Pool, half_block_bytes
+from qkv.kernels.panels import panel_size
 from qkv.kernels.team import Program, StepCancelledError, team
 from qkv.kernels.tiles import INFO
 from qkv.kernels.warmup import compile_in_child
@@ -231,6 +232,7 @@ def _row(size: int) -> int:
 
 def _shape(config: ModelConfig, formats: Iterable[str]) -> Model:
     rows = TILE_TOKENS * padded_group(config.heads_per_kv_head)
+    widest = max(config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim)
     return Model(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
@@ -241,7 +243,7 @@ def _shape(config: ModelConfig, formats: Iterable[str]) -> Model:
         hidden_row=_row(config.hidden_size),
         o_row=_row(config.num_attention_heads * config.head_dim),
         mlp_row=_row(config.intermediate_size),
-        scratch_row=_row(scratch_regions(config.head_dim, rows)[-1]),
+        scratch_row=_row(max(scratch_regions(config.head_dim, rows)[-1], panel_size(widest))),
         quantized=any(name.startswith("int") for name in formats),
         qk_norm=config.qk_norm,
         qkv_bias=config.qkv_bias,
@@ -316,5 +318,5 @@ def _new_work(config: ModelConfig, model: Model, blocks: int, cache: str, thread
         pool=pool,
         xq=np.zeros(STEP_TOKENS * widest, np.int8),
         xinfo=np.zeros(INFO * STEP_TOKENS * widest // 32, np.int32),
-        **{name: np.zeros(size, np.float32) for name, size in float32.items()},
+        **{name: new_arena(4 * size).view(np.float32) for name, size in float32.items()},  # from cache line to line
     )

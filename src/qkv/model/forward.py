@@ -291,7 +291,7 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
     matmul = matmul_for(formats)
 
     @kernel
-    def multiply(sync, weights, work, first, count, x, tokens, out, out_stride, second, third):
+    def multiply(sync, tid, model, weights, work, first, count, x, tokens, out, out_stride, second, third):
         """`count` matrices from `first` on, all of the same input x; they write from column 0, `second`, `third` on."""
         for i in range(count):
             matrix = weights.matrices[first + i]
@@ -300,7 +300,7 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
             while block < matrix.blocks:
                 matmul(
                     weights.arena, matrix, x, 0, work.xq, work.xs, work.xinfo, out, column, out_stride, tokens,
-                    block, min(block + ROW_BLOCKS, matrix.blocks),
+                    block, min(block + ROW_BLOCKS, matrix.blocks), work.scratch, tid * model.scratch_row,
                 )  # fmt: skip
                 block = claim(sync, i, ROW_BLOCKS)
 
@@ -318,7 +318,7 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
             if barrier(sync, n):
                 return
             multiply(
-                sync, weights, work, matrices + Q, 3, work.h, tokens,
+                sync, tid, model, weights, work, matrices + Q, 3, work.h, tokens,
                 work.qkv, (heads + 2 * kv_heads) * d, heads * d, (heads + kv_heads) * d,
             )  # fmt: skip
             if barrier(sync, n):
@@ -334,7 +334,7 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
             finish_attention(sync, tid, batch, model, work)
             if barrier(sync, n):
                 return
-            multiply(sync, weights, work, matrices + O, 1, work.o, tokens, work.y, model.hidden_row, 0, 0)
+            multiply(sync, tid, model, weights, work, matrices + O, 1, work.o, tokens, work.y, model.hidden_row, 0, 0)
             if barrier(sync, n):
                 return
 
@@ -342,7 +342,7 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
             if barrier(sync, n):
                 return
             multiply(
-                sync, weights, work, matrices + GATE, 2, work.h, tokens,
+                sync, tid, model, weights, work, matrices + GATE, 2, work.h, tokens,
                 work.gate_up, 2 * model.mlp_row, model.mlp_row, 0,
             )  # fmt: skip
             if barrier(sync, n):
@@ -350,7 +350,7 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
             activate(sync, batch, model, work)
             if barrier(sync, n):
                 return
-            multiply(sync, weights, work, matrices + DOWN, 1, work.act, tokens, work.y, model.hidden_row, 0, 0)
+            multiply(sync, tid, model, weights, work, matrices + DOWN, 1, work.act, tokens, work.y, model.hidden_row, 0, 0)
             if barrier(sync, n):
                 return
 
