@@ -26,6 +26,8 @@ from qkv.kernels.tiles import INFO
 # rows, columns, tokens: what it shows. Starting threads takes longer than the first case, so one thread does that.
 FROM_CACHE = "one token, cache, 1 thread"
 CASES = [
+    (262144, 1024, 8, "8 tokens, from memory"),
+    (3072, 1024, 8, "8 tokens"),
     (1024, 1024, 1, FROM_CACHE),
     (262144, 1024, 1, "one token, from memory"),
     (262144, 1024, 4, "four tokens, from memory"),

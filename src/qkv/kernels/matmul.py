@@ -27,7 +27,7 @@ import numpy as np
 from qkv.kernels import simd
 from qkv.kernels.formats import BF16, F32, FORMATS, GROUP, INT4, INT4M, INT8, ROWS
 from qkv.kernels.jit import inlined, kernel
-from qkv.kernels.panels import PANEL_TOKENS, panel_product
+from qkv.kernels.panels import FEW_TOKENS, panel_product
 from qkv.kernels.simd import f32x8, load, store
 from qkv.kernels.tiles import BIAS4, BIAS8, DENSE_STEP, INFO, OUTLIER, TOTAL, dense_step, group_step, store_tile, zeros
 
@@ -140,7 +140,7 @@ def _product(fmt: int) -> Any:
     def product(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end, scratch, scratch_at):
         for chunk in range(0, tokens, TOKEN_CHUNK):
             chunk_end = min(chunk + TOKEN_CHUNK, tokens)
-            if not dense and chunk_end - chunk >= PANEL_TOKENS:
+            if not dense and chunk_end - chunk >= FEW_TOKENS:
                 many_tokens(
                     arena, matrix, xq, xs, xinfo, out, out_at, out_stride, chunk, chunk_end, first, end,
                     scratch, scratch_at,

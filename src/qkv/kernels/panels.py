@@ -20,15 +20,28 @@ from numba.core import types
 from qkv.kernels import simd
 from qkv.kernels.formats import GROUP, INT4, INT4M, INT8, ROWS
 from qkv.kernels.jit import inlined, kernel
-from qkv.kernels.simd import any_intrinsic, f32x8, f32x16, half_to_float, i32x8, load, store, u8x32, u16x8
-from qkv.kernels.tiles import OUTLIER, TOTAL, Emitter, bias_of, is_accumulator, pinned, store_tile, zeros
+from qkv.kernels.simd import any_intrinsic, f32x8, f32x16, i32x8, store, u8x32, u16x8
+from qkv.kernels.tiles import (
+    OUTLIER,
+    PREFETCH_BYTES,
+    TOTAL,
+    Emitter,
+    bias_of,
+    is_accumulator,
+    pinned,
+    store_tile,
+    zeros,
+)
 
-PANEL_BLOCKS = 2 if simd.HAS_512 and simd.HAS_VNNI else 1
-PANEL_TOKENS = 8 if simd.HAS_VNNI else 4
+BLOCKS = 2 if simd.HAS_512 and simd.HAS_VNNI else 1
+VECTORS = 2 if BLOCKS == 2 else 1
+TOKENS = 4
+FEW_TOKENS = 2 * TOKENS
+MANY_TOKENS = 16
 """Tokens of a tile: as many sums as the registers hold, one before and one after scaling for each."""
 
-LANES = ROWS * PANEL_BLOCKS
-_SUMS = f32x16 if PANEL_BLOCKS == 2 else f32x8
+LANES = ROWS * BLOCKS
+_SUMS = f32x16 if BLOCKS == 2 else f32x8
 _INTEGERS = ir.VectorType(ir.IntType(32), LANES)
 _BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
 _SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
@@ -41,53 +54,70 @@ CONTROLS = 4 * LANES
 
 def panel_size(columns: int) -> int:
     """Float32 elements of scratch memory that a panel of so many columns takes."""
-    return CONTROLS + -(-columns // GROUP) * GROUP_SIZE
+    return CONTROLS + -(-columns // GROUP) * GROUP_SIZE * VECTORS
 
 
 # ------------------------------------------------------------------------------------------ unpacking
 
 
-@cache
-def fill_for(fmt: int) -> Any:
-    """The kernel that unpacks blocks of a format."""
-    quant_bytes = GROUP * ROWS if fmt == INT8 else GROUP * ROWS // 2
+@any_intrinsic
+def unpack_group(
+    typing: Any, fmt: Any, arena: Any, quants: Any, scales: Any, minimums: Any, apart: Any, scratch: Any, at: Any
+) -> Any:
+    """Unpack a group of 32 columns to scratch[at:].
 
-    @kernel
-    def fill(arena, matrix, block, scratch, at):
-        """Make the panel of block `block` and, in a panel of two, of the next (of the same one if it is the last)."""
-        for b in range(4):
-            for lane in range(0, LANES, 8):
-                store(scratch, at + b * LANES + lane, shuffle_to_front(b))
-        groups = matrix.groups
-        for half in range(PANEL_BLOCKS):
-            source = min(block + half, matrix.blocks - 1) * groups
-            for g in range(groups):
-                target = at + CONTROLS + g * GROUP_SIZE + half * ROWS
-                quants = matrix.quants + (source + g) * quant_bytes
-                for j in range(quant_bytes // 32):
-                    q = load(u8x32, arena, quants + 32 * j)
-                    if fmt == INT8:
-                        store(scratch, target + j * LANES, unsigned(q))
-                    else:
-                        store(scratch, target + j * LANES, simd.low_nibbles(q))
-                        store(scratch, target + (j + WORDS // 2) * LANES, simd.high_nibbles(q))
-                scales = (source + g) * (2 * ROWS)
-                store(scratch, target + SCALES, half_to_float(load(u16x8, arena, matrix.scales + scales)))
-                if fmt == INT4M:
-                    store(scratch, target + MINIMUMS, half_to_float(load(u16x8, arena, matrix.minimums + scales)))
+    quants, scales, minimums: its byte offsets in the first block; in the second they are `apart` groups further on.
+    """
+    kind = simd.literal(fmt)
+    if kind not in (INT8, INT4, INT4M):
+        return None
 
-    return fill
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        names = "fmt arena quants scales minimums apart scratch at"
+        _emit_unpack(Emitter(context, builder, signature, values, names), kind)
+        return context.get_dummy_value()
+
+    index = types.intp
+    return types.void(fmt, arena, index, index, index, index, scratch, index), codegen
 
 
-@simd.operation(u8x32, u8x32)
-def unsigned(builder: Any, q: Any) -> Any:
-    """int8 weights as the byte products want them: q + 128 for VNNI, else as they are."""
-    return builder.xor(q, simd.constant(u8x32.llvm, 128)) if simd.HAS_VNNI else q
+def _emit_unpack(e: Emitter, kind: int) -> None:
+    builder, quant_bytes = e.builder, GROUP * ROWS if kind == INT8 else GROUP * ROWS // 2
+
+    def side_by_side(vector: Any, base: Any, offset: int, step: int) -> Any:
+        parts = [e.load(vector, "arena", e.offset(base, (e.apart, step * b), (_i64(1), offset))) for b in range(BLOCKS)]
+        return parts[0] if BLOCKS == 1 else simd.join(builder, *parts)
+
+    def put(value: Any, place: int) -> None:
+        simd.emit_store(e.context, builder, e.scratch_type, e.scratch, e.offset(e.at, (_i64(1), place)), value)
+
+    for b in range(BLOCKS):
+        for line in range(0, quant_bytes, 64):
+            ahead = e.offset(e.quants, (e.apart, quant_bytes * b), (_i64(1), PREFETCH_BYTES + line))
+            simd.emit_prefetch(e.context, builder, e.arena_type, e.arena, ahead)
+    for j in range(quant_bytes // 32):
+        q = side_by_side(u8x32, e.quants, 32 * j, quant_bytes)
+        if kind == INT8:  # VNNI's products want q + 128
+            put(builder.xor(q, simd.constant(q.type, 128)) if simd.HAS_VNNI else q, j * LANES)
+        else:
+            put(simd.low_nibbles.emit(builder, q), j * LANES)
+            put(simd.high_nibbles.emit(builder, q), (j + WORDS // 2) * LANES)
+    put(simd.half_to_float.emit(builder, side_by_side(u16x8, e.scales, 0, 2 * ROWS)), SCALES)
+    if kind == INT4M:
+        put(simd.half_to_float.emit(builder, side_by_side(u16x8, e.minimums, 0, 2 * ROWS)), MINIMUMS)
+
+
+@kernel
+def write_controls(scratch, at):
+    """The 4 shuffles at the beginning of a panel."""
+    for b in range(4):
+        for lane in range(0, LANES, 8):
+            store(scratch, at + b * LANES + lane, shuffle_to_front(b))
 
 
 @simd.operation(i32x8, types.int64)
 def shuffle_to_front(builder: Any, b: Any) -> Any:
-    """The shuffle of `CONTROLS` for byte b, for 8 numbers."""
+    """The shuffle that brings byte b of every 4 to their front, for 8 numbers."""
     first = ir.Constant(i32x8.llvm, [_signed(0x80808000 | 4 * (lane % 4)) for lane in range(8)])
     return builder.add(first, simd.broadcast(builder, builder.trunc(b, ir.IntType(32)), 8))
 
@@ -96,13 +126,17 @@ def _signed(bits: int) -> int:
     return bits - (1 << 32) if bits >> 31 else bits
 
 
+def _i64(value: int) -> Any:
+    return ir.IntType(64)(value)
+
+
 # ------------------------------------------------------------------------------------------ multiplying
 
 
 @any_intrinsic
 def panel_step(
-    typing: Any, fmt: Any, acc: Any, scratch: Any, controls: Any, group: Any, xq: Any, xs: Any, xinfo: Any, at: Any,
-    groups: Any,
+    typing: Any, fmt: Any, acc: Any, scratch: Any, controls: Any, group: Any, vector_size: Any, xq: Any, xs: Any, xinfo: Any,
+    at: Any, groups: Any,
 ) -> Any:  # fmt: skip
     """The next 32 columns, whose group of the panel begins at scratch[group]; `at` and `groups` as in `group_step`."""
     kind = simd.literal(fmt)
@@ -110,61 +144,69 @@ def panel_step(
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        e = Emitter(context, builder, signature, values, "fmt acc scratch controls group xq xs xinfo at groups")
+        e = Emitter(context, builder, signature, values, "fmt acc scratch controls group vector_size xq xs xinfo at groups")
         return _emit_panel_step(e, kind)
 
     index = types.intp
-    return acc(fmt, acc, scratch, index, index, xq, xs, xinfo, index, index), codegen
+    return acc(fmt, acc, scratch, index, index, index, xq, xs, xinfo, index, index), codegen
 
 
 def _emit_panel_step(e: Emitter, kind: int) -> Any:
     builder, tokens = e.builder, range(e.acc_type.dtype.count)
-    dots = _emit_dots(e, kind, tokens)
-    scale = _load(e, _SUMS.llvm, e.group, SCALES)
-    minimum = _load(e, _SUMS.llvm, e.group, MINIMUMS) if kind == INT4M else None
+    dots = _emit_dots(e, kind)
     sums = {}
-    for t in tokens:
-        xs = e.spread(_SUMS, "xs", e.offset(e.at, (e.groups, t)))
-        dot = builder.sitofp(dots[t], _SUMS.llvm)
-        total = simd.fma.emit(builder, dot, builder.fmul(scale, xs), builder.extract_value(e.acc, (0, t)))
-        if kind == INT4M:
-            x_total = builder.bitcast(_info(e, t, TOTAL), _SUMS.llvm)
-            total = simd.fma.emit(builder, minimum, x_total, total)
-        sums[0, t] = total
+    for r in range(e.acc_type.count):
+        scale = _load(e, _SUMS.llvm, _row_group(e, r), SCALES)
+        minimum = _load(e, _SUMS.llvm, _row_group(e, r), MINIMUMS) if kind == INT4M else None
+        for t in tokens:
+            xs = e.spread(_SUMS, "xs", e.offset(e.at, (e.groups, t)))
+            dot = builder.sitofp(dots[r, t], _SUMS.llvm)
+            total = simd.fma.emit(builder, dot, builder.fmul(scale, xs), builder.extract_value(e.acc, (r, t)))
+            if kind == INT4M:
+                x_total = builder.bitcast(_info(e, t, TOTAL), _SUMS.llvm)
+                total = simd.fma.emit(builder, minimum, x_total, total)
+            sums[r, t] = total
     return e.result(sums)
 
 
-def _emit_dots(e: Emitter, kind: int, tokens: range) -> list[Any]:
+def _row_group(e: Emitter, r: int) -> Any:
+    """Where the group begins in the panel of the r-th rows."""
+    return e.offset(e.group, (e.vector_size, r))
+
+
+def _emit_dots(e: Emitter, kind: int) -> dict[tuple[int, int], Any]:
     """Σ q·X over the group, the outlier included, minus what the bytes have too much of q."""
-    builder = e.builder
+    builder, each = e.builder, e.each()
     bias = bias_of(kind)
     zero = simd.constant(_INTEGERS, 0)
-    start = [_emit_outlier(e, kind, t, zero if bias is None else _info(e, t, bias)) for t in tokens]
-    dots = start if simd.HAS_VNNI or kind == INT8 else [simd.constant(_SHORTS, 0) for _ in tokens]
+    start = {(r, t): _emit_outlier(e, kind, r, t, zero if bias is None else _info(e, t, bias)) for r, t in each}
+    dots = start if simd.HAS_VNNI or kind == INT8 else dict.fromkeys(each, simd.constant(_SHORTS, 0))
     for j in range(WORDS):
-        w = _load(e, _BYTES, e.group, j * LANES)
-        positive = simd.absolute_bytes.emit(builder, w) if kind == INT8 and not simd.HAS_VNNI else w
-        for t in tokens:
+        w = [_load(e, _BYTES, _row_group(e, r), j * LANES) for r in range(e.acc_type.count)]
+        for t in range(e.acc_type.dtype.count):
             x = _spread_four(e, t, 4 * j)
-            if simd.HAS_VNNI:
-                dots[t] = simd.dot_bytes.emit(builder, dots[t], w, x)
-            elif kind == INT8:
-                product = simd.multiply_add_bytes.emit(builder, positive, simd.with_sign_of.emit(builder, x, w))
-                dots[t] = builder.add(dots[t], simd.add_pairs.emit(builder, product))
-            else:  # 8 times 2·15·127 is 30,480: fits int16
-                dots[t] = pinned(builder, builder.add(dots[t], simd.multiply_add_bytes.emit(builder, w, x)))
+            for r in range(e.acc_type.count):
+                if simd.HAS_VNNI:
+                    dots[r, t] = simd.dot_bytes.emit(builder, dots[r, t], w[r], x)
+                elif kind == INT8:
+                    positive = simd.absolute_bytes.emit(builder, w[r])
+                    product = simd.multiply_add_bytes.emit(builder, positive, simd.with_sign_of.emit(builder, x, w[r]))
+                    dots[r, t] = builder.add(dots[r, t], simd.add_pairs.emit(builder, product))
+                else:  # 8 times 2·15·127 is 30,480: fits int16
+                    product = simd.multiply_add_bytes.emit(builder, w[r], x)
+                    dots[r, t] = pinned(builder, builder.add(dots[r, t], product))
     if not (simd.HAS_VNNI or kind == INT8):
-        dots = [builder.add(simd.add_pairs.emit(builder, dot), begin) for dot, begin in zip(dots, start, strict=True)]
+        dots = {at: builder.add(simd.add_pairs.emit(builder, dot), start[at]) for at, dot in dots.items()}
     return dots
 
 
-def _emit_outlier(e: Emitter, kind: int, t: int, bias: Any) -> Any:
+def _emit_outlier(e: Emitter, kind: int, r: int, t: int, bias: Any) -> Any:
     """bias + q·(what is left of the group's outlier)."""
     builder, word = e.builder, ir.IntType(32)
     outlier = simd.emit_load(e.context, builder, e.xinfo_type, e.xinfo, e.info_at(t, OUTLIER), word, 4)
     place = builder.lshr(outlier, word(16))
     which = builder.zext(builder.lshr(place, word(5)), ir.IntType(64))
-    q = _load(e, _INTEGERS, e.offset(e.group, (which, LANES)), 0)
+    q = _load(e, _INTEGERS, e.offset(_row_group(e, r), (which, LANES)), 0)
     if simd.HAS_AVX2:
         byte = builder.zext(builder.lshr(builder.and_(place, word(24)), word(3)), ir.IntType(64))
         control = _load(e, _BYTES, e.offset(e.controls, (byte, LANES)), 0)
@@ -196,29 +238,85 @@ def _info(e: Emitter, t: int, field: int) -> Any:
     return simd.broadcast(e.builder, scalar, LANES)
 
 
+@any_intrinsic
+def fence(typing: Any) -> Any:
+    """Nothing: but what comes later in the program is not loaded earlier, into registers that are not there."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        builder.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
 @cache
 def panel_product(fmt: int) -> Any:
-    """The kernel for blocks of one quantized format and at least PANEL_TOKENS tokens."""
-    fill = fill_for(fmt)
+    """The kernel for blocks of one quantized format and at least FEW_TOKENS tokens."""
+    quant_bytes = GROUP * ROWS if fmt == INT8 else GROUP * ROWS // 2
+    rows_of_panel = VECTORS * BLOCKS
+
+    @inlined
+    @kernel
+    def unpack(arena, matrix, block, g, scratch, at, vector_size):
+        """Group g of the panel's blocks, from `block` on."""
+        for r in range(VECTORS):
+            # A panel that the matrix does not fill repeats its last block; what comes of it is not stored.
+            first = min(block + r * BLOCKS, matrix.blocks - 1)
+            apart = matrix.groups if first + 1 < matrix.blocks else 0
+            tile = first * matrix.groups + g
+            unpack_group(
+                fmt, arena, matrix.quants + tile * quant_bytes, matrix.scales + tile * (2 * ROWS),
+                matrix.minimums + tile * (2 * ROWS), apart, scratch, at + r * vector_size,
+            )  # fmt: skip
 
     @inlined
     @kernel
     def tile(scratch, at, groups, xq, xs, xinfo, token, out, out_at, stride, rows):
-        acc = zeros(_SUMS, 1, PANEL_TOKENS)
+        acc = zeros(_SUMS, VECTORS, TOKENS)
         for g in range(groups):
             group = at + CONTROLS + g * GROUP_SIZE
-            acc = panel_step(fmt, acc, scratch, at, group, xq, xs, xinfo, token * groups + g, groups)
+            acc = panel_step(
+                fmt, acc, scratch, at, group, groups * GROUP_SIZE, xq, xs, xinfo, token * groups + g, groups
+            )
         store_tile(acc, out, out_at + token * stride, stride, rows)
+
+    @inlined
+    @kernel
+    def double_tile(arena, matrix, block, scratch, at, xq, xs, xinfo, token, out, out_at, stride, rows):
+        """Twice as many tokens, and no more, so that unpacked weights need not be kept."""
+        groups, later = matrix.groups, token + TOKENS
+        group = at + CONTROLS
+        a, b = zeros(_SUMS, VECTORS, TOKENS), zeros(_SUMS, VECTORS, TOKENS)
+        for g in range(groups):
+            unpack(arena, matrix, block, g, scratch, group, GROUP_SIZE)
+            fence()
+            a = panel_step(fmt, a, scratch, at, group, GROUP_SIZE, xq, xs, xinfo, token * groups + g, groups)
+            fence()
+            b = panel_step(fmt, b, scratch, at, group, GROUP_SIZE, xq, xs, xinfo, later * groups + g, groups)
+        store_tile(a, out, out_at + token * stride, stride, rows)
+        store_tile(b, out, out_at + later * stride, stride, rows)
 
     @kernel
     def product(arena, matrix, xq, xs, xinfo, out, out_at, stride, token, token_end, first, end, scratch, at):
         """Blocks first … end-1 times tokens token … token_end-1."""
-        for block in range(first, end, PANEL_BLOCKS):
-            fill(arena, matrix, block, scratch, at)
+        write_controls(scratch, at)
+        # The last tile repeats tokens of the one before rather than being smaller.
+        for block in range(first, end, rows_of_panel):
             rows = min(matrix.rows, end * ROWS) - block * ROWS
-            for t in range(token, token_end, PANEL_TOKENS):
-                # The last tile repeats tokens of the one before rather than being smaller.
-                start = min(t, token_end - PANEL_TOKENS)
-                tile(scratch, at, matrix.groups, xq, xs, xinfo, start, out, out_at + block * ROWS, stride, rows)
+            place = out_at + block * ROWS
+            if token_end - token <= MANY_TOKENS:
+                for t in range(token, token_end, 2 * TOKENS):
+                    start = min(t, token_end - 2 * TOKENS)
+                    double_tile(
+                        arena, matrix, block, scratch, at, xq, xs, xinfo, start, out, place, stride, rows
+                    )  # fmt: skip
+                continue
+            for g in range(matrix.groups):
+                unpack(
+                    arena, matrix, block, g, scratch, at + CONTROLS + g * GROUP_SIZE, matrix.groups * GROUP_SIZE
+                )  # fmt: skip
+            for t in range(token, token_end, TOKENS):
+                start = min(t, token_end - TOKENS)
+                tile(scratch, at, matrix.groups, xq, xs, xinfo, start, out, place, stride, rows)
 
     return product

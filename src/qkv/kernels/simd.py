@@ -224,14 +224,15 @@ def shift_left(builder: Any, a: Any, count: Any) -> Any:
 @operation(u8x32, u8x32)
 def low_nibbles(builder: Any, a: Any) -> Any:
     """The lower 4 bits of every byte."""
-    return builder.and_(a, constant(u8x32.llvm, 15))
+    return builder.and_(a, constant(a.type, 15))
 
 
 @operation(u8x32, u8x32)
 def high_nibbles(builder: Any, a: Any) -> Any:
     """The upper 4 bits of every byte."""
-    shifted = builder.lshr(builder.bitcast(a, i16x16.llvm), constant(i16x16.llvm, 4))  # there is no shift of bytes
-    return builder.and_(builder.bitcast(shifted, u8x32.llvm), constant(u8x32.llvm, 15))
+    shorts = ir.VectorType(ir.IntType(16), a.type.count // 2)  # there is no shift of bytes
+    shifted = builder.lshr(builder.bitcast(a, shorts), constant(shorts, 4))
+    return builder.and_(builder.bitcast(shifted, a.type), constant(a.type, 15))
 
 
 def _pairs(builder: Any, value: Any) -> tuple[Any, Any]:

@@ -165,6 +165,12 @@ def shuffle(builder: Any, value: Any, lanes: Sequence[int]) -> Any:
     return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), mask)
 
 
+def join(builder: Any, low: Any, high: Any) -> Any:
+    """The lanes of two vectors in one."""
+    lanes = range(2 * low.type.count)
+    return builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes)))
+
+
 def broadcast(builder: Any, scalar: Any, lanes: int) -> Any:
     """A vector with the same scalar in every lane."""
     empty = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)

@@ -360,7 +360,7 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
         if batch.command[WANT_LOGITS] != 0:
             head = model.layers * PER_LAYER + 1
             multiply(
-                sync, weights, work, head, 1, work.h, batch.command[OUTPUTS],
+                sync, tid, model, weights, work, head, 1, work.h, batch.command[OUTPUTS],
                 work.logits, weights.matrices[head].rows, 0, 0,
             )  # fmt: skip
 
