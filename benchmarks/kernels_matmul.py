@@ -18,7 +18,7 @@ import numpy as np
 
 from qkv.kernels import formats, packing, simd
 from qkv.kernels.jit import kernel
-from qkv.kernels.matmul import matmul_for, quantize_groups
+from qkv.kernels.matmul import Inputs, Outputs, matmul_for, quantize_groups
 from qkv.kernels.panels import panel_size
 from qkv.kernels.simd import i32x8, load
 from qkv.kernels.tiles import INFO
@@ -87,11 +87,12 @@ def measure(fmt: str, rows: int, columns: int, tokens: int, threads: int) -> dic
     out = np.zeros(tokens * rows, np.float32)
     matmul = matmul_for((fmt,))
     scratch = [formats.new_arena(4 * panel_size(columns)).view(np.float32) for _ in range(threads)]
+    inputs, outputs = Inputs(x, 0, xq, xs, xinfo, tokens), Outputs(out, 0, rows)
     blocks = int(matrix["blocks"])
 
     def work(tid: int, n: int) -> None:
         first, end = blocks * tid // n, blocks * (tid + 1) // n
-        matmul(arena, matrix, x, 0, xq, xs, xinfo, out, 0, rows, tokens, first, end, scratch[tid], 0)
+        matmul(arena, matrix, inputs, outputs, first, end, 0, scratch[tid], 0)
 
     work(0, 1)  # compiles
     seconds = best_seconds(work, threads, 200 if rows * columns * tokens < 1 << 22 else 7)

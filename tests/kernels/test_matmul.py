@@ -15,8 +15,9 @@ from gguf.quants import dequantize
 from numba.core.caching import NullCache
 
 from qkv.kernels import formats, matmul, packing
-from qkv.kernels.matmul import TOKEN_CHUNK, matmul_for, quantize_groups
-from qkv.kernels.tiles import EXTRA, INFO, PLACE4, PLACE8, SUM
+from qkv.kernels.matmul import TOKEN_CHUNK, Inputs, Outputs, matmul_for, quantize_groups
+from qkv.kernels.panels import panel_size
+from qkv.kernels.tiles import BIAS4, BIAS8, INFO, OUTLIER, TOTAL
 
 FORMATS = list(formats.FORMATS)
 TOKENS = (1, 2, 3, 5, 8, 15, 16, 17, 33)
@@ -43,9 +44,12 @@ def integers(x):
     xq, _, xinfo = quantized(x)
     whole = xq.reshape(-1, 32).astype(np.int64)
     info = xinfo.reshape(-1, INFO)
-    column = info[:, PLACE8] // 32 * 4 + info[:, PLACE8] % 32 // 8
-    whole[np.arange(len(whole)), column] += info[:, EXTRA].astype(np.uint16).astype(np.int16)
+    whole[np.arange(len(whole)), info[:, OUTLIER] >> 19] += info[:, OUTLIER].astype(np.uint16).astype(np.int16)
     return whole
+
+
+def scratch_for(matrix):
+    return np.full(3 + panel_size(int(matrix["columns"])), np.nan, np.float32)
 
 
 def product(arena, matrix, x, ranges=None):
@@ -56,7 +60,8 @@ def product(arena, matrix, x, ranges=None):
     kernel = matmul_for(tuple(FORMATS))
     shifted = np.concatenate([np.full(7, np.nan, np.float32), x.reshape(-1)])
     for first, end in ranges or [(0, int(matrix["blocks"]))]:
-        kernel(arena, matrix, shifted, 7, *quantized(x), out, 3, stride, tokens, first, end)
+        inputs, outputs = Inputs(shifted, 7, *quantized(x), tokens), Outputs(out, 3, stride)
+        kernel(arena, matrix, inputs, outputs, first, end, 0, scratch_for(matrix), 3)
     table = out[3:].reshape(tokens, stride)
     assert (out[:3] == -77).all() and (table[:, rows:] == -77).all()
     return table[:, :rows]
@@ -143,7 +148,7 @@ def test_sums_are_in_the_order_of_the_contract(fmt):
 
 def test_extreme_bytes_do_not_overflow():
     """Q8_0 files may hold -128, Q4_0 blocks may hold the same nibble 32 times; activations reach ±127."""
-    x = np.tile(np.array([[127.0], [-127.0]], np.float32), (1, 64))
+    x = np.tile(np.array([[127.0], [-127.0]], np.float32), (20, 64))
     cases = (("int8", "Q8_0", 0x80), ("int8", "Q8_0", 0x7F), ("int4", "Q4_0", 0xFF), ("int4", "Q4_0", 0))
     for fmt, kind, byte in cases:
         blocks = np.full((8, 2, 34 if fmt == "int8" else 18), byte, np.uint8)
@@ -152,7 +157,8 @@ def test_extreme_bytes_do_not_overflow():
         arena, matrix = np.zeros(formats.packed_bytes(fmt, 8, 64), np.uint8), formats.place(fmt, 8, 64)
         packing.pack_gguf(arena, matrix, 0, blocks)
         weights = dequantize(blocks, getattr(GGMLQuantizationType, kind))
-        np.testing.assert_array_equal(product(arena, matrix, x), x @ weights.T)
+        for tokens in (2, 9, 40):
+            np.testing.assert_array_equal(product(arena, matrix, x[:tokens]), x[:tokens] @ weights.T)
 
 
 def numpy_quantization(x):
@@ -182,11 +188,11 @@ def test_activation_quantization_is_that_of_numpy():
     np.testing.assert_array_equal(xs, d)
     np.testing.assert_array_equal(integers(x), whole)
     np.testing.assert_array_equal(xq.reshape(-1, 32), np.clip(whole, -127, 127))
-    np.testing.assert_array_equal(info[:, SUM], whole.sum(1))
-    column = info[:, PLACE8] // 32 * 4 + info[:, PLACE8] % 32 // 8
-    np.testing.assert_array_equal(
-        info[:, PLACE4] // 32 * 4 + info[:, PLACE4] % 32 // 8 + info[:, PLACE4] % 8 * 4, column
-    )
+    np.testing.assert_array_equal(info[:, BIAS4], -8 * whole.sum(1))
+    np.testing.assert_array_equal(info[:, BIAS8], -128 * whole.sum(1))
+    total = np.ascontiguousarray(info[:, TOTAL]).view(np.float32)
+    np.testing.assert_array_equal(total, d * whole.sum(1).astype(np.float32))
+    column = info[:, OUTLIER] >> 19
     assert set(column[np.abs(whole).max(1) > 127]) == set(range(32))  # outliers everywhere
 
 
@@ -211,7 +217,8 @@ def test_no_reference_is_counted_and_nothing_raises():
 
     arena, matrix = packing.quantize(normal(8, 32), "int4")
     x, out = normal(1, 32), np.zeros(8, np.float32)
-    arguments = (arena, matrix, x.reshape(-1), 0, *quantized(x), out, 0, 8, 1, 0, 1)
+    inputs, outputs = Inputs(x.reshape(-1), 0, *quantized(x), 1), Outputs(out, 0, 8)
+    arguments = (arena, matrix, inputs, outputs, 0, 1, 0, scratch_for(matrix), 0)
     assert_pure(matmul_for(tuple(FORMATS)), *arguments)
     assert_pure(quantize_groups, x.reshape(-1), 0, *quantized(x), 0, 1)
     assert_pure(formats.dequantize_row, arena, matrix, 3, out, 0)
@@ -222,7 +229,8 @@ def test_only_the_formats_asked_for_are_compiled():
     kernel = matmul_for.__wrapped__(("int8",))
     arena, matrix = packing.quantize(normal(8, 32), "int8")
     x, out = normal(1, 32), np.zeros(8, np.float32)
-    arguments = (arena, matrix, x.reshape(-1), 0, *quantized(x), out, 0, 8, 1, 0, 1)
+    inputs, outputs = Inputs(x.reshape(-1), 0, *quantized(x), 1), Outputs(out, 0, 8)
+    arguments = (arena, matrix, inputs, outputs, 0, 1, 0, scratch_for(matrix), 0)
     kernel._cache = NullCache()  # a stored kernel would compile nothing at all
     kernel(*arguments)
     compiled = {fmt for fmt, kind in formats.FORMATS.items() if matmul._product(kind).part.overloads}

@@ -29,11 +29,13 @@ import sys
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba.core import types
 from numpy.typing import NDArray
 
 from qkv.errors import ParameterError
 from qkv.kernels.jit import inlined, kernel
-from qkv.kernels.simd import bf16_to_float, f32x8, first_lane, half_to_float, spread, u16x8
+from qkv.kernels.simd import any_intrinsic, bf16_to_float, f32x8, first_lane, half_to_float, literal, spread, u16x8
 
 GROUP = 32
 ROWS = 8
@@ -41,8 +43,17 @@ ALIGNMENT = 64
 
 F32, BF16, INT8, INT4, INT4M = range(5)
 FORMATS = {"f32": F32, "bf16": BF16, "int8": INT8, "int4": INT4, "int4m": INT4M}
-_QUANT_BYTES = {F32: 4 * GROUP * ROWS, BF16: 2 * GROUP * ROWS, INT8: GROUP * ROWS, INT4: 128, INT4M: 128}
+QUANT_BYTES = {F32: 4 * GROUP * ROWS, BF16: 2 * GROUP * ROWS, INT8: GROUP * ROWS, INT4: 128, INT4M: 128}
+"""Of one group of 8 rows."""
 _SCALE_BYTES = 2 * ROWS
+
+
+@any_intrinsic
+def quant_bytes(typing: Any, fmt: Any) -> Any:
+    """QUANT_BYTES of a format that is known at compile time."""
+    size = QUANT_BYTES.get(literal(fmt))  # type: ignore[arg-type]
+    return None if size is None else (types.intp(fmt), lambda *_: ir.IntType(64)(size))
+
 
 # rows and columns as the model has them; blocks = ⌈rows/8⌉, groups = ⌈columns/32⌉; the rest are byte offsets in the
 # arena (scales and minimums 0 where the format has none).
@@ -64,7 +75,7 @@ def _segments(fmt: str, rows: int, columns: int) -> tuple[int, int, int]:
     kind = FORMATS[fmt]
     tiles = -(-rows // ROWS) * -(-columns // GROUP)
     scales = tiles * _SCALE_BYTES
-    return tiles * _QUANT_BYTES[kind], scales if kind >= INT8 else 0, scales if kind == INT4M else 0
+    return tiles * QUANT_BYTES[kind], scales if kind >= INT8 else 0, scales if kind == INT4M else 0
 
 
 def packed_bytes(fmt: str, rows: int, columns: int) -> int:

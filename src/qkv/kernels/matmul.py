@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.kernels import simd
-from qkv.kernels.formats import BF16, F32, FORMATS, GROUP, INT4, INT4M, INT8, ROWS
+from qkv.kernels.formats import BF16, F32, FORMATS, GROUP, INT4, INT4M, INT8, ROWS, quant_bytes
 from qkv.kernels.jit import inlined, kernel
 from qkv.kernels.panels import FEW_TOKENS, panel_product
 from qkv.kernels.simd import f32x8, load, store
@@ -37,7 +37,6 @@ TOKEN_CHUNK = 64
 # Blocks × tokens of a tile: as many independent sums as the registers hold, since each waits for its predecessor. The
 # AVX2 form of the quantized products keeps more in registers than the VNNI form.
 _BLOCKS = {F32: 2, BF16: 2} | dict.fromkeys((INT8, INT4, INT4M), 2 if simd.HAS_VNNI else 1)
-_TOKENS = 4
 
 
 @kernel
@@ -71,7 +70,7 @@ def quantize_groups(x, x_at, xq, xs, xinfo, first, end):
             total, rest = simd.add(total, whole), simd.add(rest, extra)
             column = simd.add(simd.lane_numbers(), simd.splat_i32(8 * part))
             where = simd.add(where, simd.where_not_zero(extra, column))
-        k = simd.sum_lanes_i32(where)
+        k = simd.sum_lanes_i32(where) & 31  # where x is not finite, `where` may be anything
         simd.store_lanes(xs, i, simd.select(small, zero, d), 1)
         count = simd.sum_lanes_i32(total)
         xinfo[INFO * i + BIAS4] = -8 * count
@@ -92,17 +91,34 @@ def two_largest(a, b, c, d):
     return simd.max_lanes_i32(high), simd.second_of_lanes_i32(high, low)
 
 
+class Inputs(NamedTuple):
+    """The activations of `tokens` tokens; all arrays are flat."""
+
+    x: Any  # float32: the input of f32 and bf16 matrices is x[x_at:], [tokens, columns padded to 32 with zeros]
+    x_at: int
+    xq: Any  # what `quantize_groups` made of it: the input of the other formats
+    xs: Any
+    xinfo: Any
+    tokens: int
+
+
+class Outputs(NamedTuple):
+    """Where results go: numbers[at + t·stride + row], float32."""
+
+    numbers: Any
+    at: int
+    stride: int
+
+
 @cache
 def matmul_for(formats: Iterable[str]) -> Callable[..., Any]:
     """The product kernel for matrices of these formats (a frozenset or tuple of names); no other is compiled.
 
-    The kernel is `matmul(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end,
-    scratch, scratch_at)`. It computes blocks first … end-1 (8 rows each) for all tokens, and writes out[out_at + t·out_stride + row].
+    The kernel is `matmul(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at)`. It computes blocks
+    first … end-1 (8 rows each) for all tokens.
 
-    arena, matrix: the weights and their `MATRIX` record.
-    x: float32; the input of `f32` and `bf16` matrices is x[x_at:], [tokens, columns padded to 32 with zeros].
+    arena, matrix: the weights and their `MATRIX` record. ahead: the byte of the arena where the thread will read next.
     scratch: float32; scratch[scratch_at:] has room for a panel (`panels.panel_size`).
-    xq, xs, xinfo: what `quantize_groups` made of it; the input of the other formats. All arrays are flat.
     """
     names = frozenset(formats)
     has_f32, has_bf16 = "f32" in names, "bf16" in names
@@ -110,19 +126,19 @@ def matmul_for(formats: Iterable[str]) -> Callable[..., Any]:
     f32_blocks, bf16_blocks, int8_blocks, int4_blocks, int4m_blocks = (_product(kind) for kind in FORMATS.values())
 
     @kernel
-    def matmul(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end, scratch, scratch_at):
+    def matmul(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at):
         kind = matrix.format
         # A branch on a constant: Numba removes the unused ones before it compiles what they call.
         if has_f32 and kind == F32:
-            f32_blocks(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end, scratch, scratch_at)
+            f32_blocks(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at)
         if has_bf16 and kind == BF16:
-            bf16_blocks(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end, scratch, scratch_at)
+            bf16_blocks(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at)
         if has_int8 and kind == INT8:
-            int8_blocks(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end, scratch, scratch_at)
+            int8_blocks(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at)
         if has_int4 and kind == INT4:
-            int4_blocks(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end, scratch, scratch_at)
+            int4_blocks(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at)
         if has_int4m and kind == INT4M:
-            int4m_blocks(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end, scratch, scratch_at)
+            int4m_blocks(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at)
 
     return matmul
 
@@ -132,75 +148,98 @@ def _product(fmt: int) -> Any:
     """The kernel for blocks of one format."""
     dense = fmt in (F32, BF16)
     tile = _dense_tile(fmt) if dense else _quantized_tile(fmt)
-    n_blocks, n_tokens = _BLOCKS[fmt], _TOKENS
+    n_blocks = _BLOCKS[fmt]
     many_tokens = None if dense else panel_product(fmt)
 
     @inlined
     @kernel
-    def product(arena, matrix, x, x_at, xq, xs, xinfo, out, out_at, out_stride, tokens, first, end, scratch, scratch_at):
-        for chunk in range(0, tokens, TOKEN_CHUNK):
-            chunk_end = min(chunk + TOKEN_CHUNK, tokens)
+    def product(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at):
+        for chunk in range(0, inputs.tokens, TOKEN_CHUNK):
+            chunk_end = min(chunk + TOKEN_CHUNK, inputs.tokens)
             if not dense and chunk_end - chunk >= FEW_TOKENS:
-                many_tokens(
-                    arena, matrix, xq, xs, xinfo, out, out_at, out_stride, chunk, chunk_end, first, end,
-                    scratch, scratch_at,
-                )  # fmt: skip
+                many_tokens(arena, matrix, inputs, outputs, chunk, chunk_end, first, end, scratch, scratch_at)
                 continue
             block = first
             while block < end:
                 wide = end - block >= n_blocks
+                next_block = block + (n_blocks if wide else 1)
+                soon = next_block * block_bytes(fmt, matrix) + matrix.quants if next_block < end else ahead
                 token = chunk
                 while token < chunk_end:
-                    many = chunk_end - token >= n_tokens
-                    at = out_at + token * out_stride + block * ROWS
-                    if wide and many:
-                        acc = zeros(f32x8, n_blocks, n_tokens)
-                        tile(acc, arena, matrix, block, x, x_at, xq, xs, xinfo, token, out, at, out_stride)
+                    left = chunk_end - token
+                    if wide and left >= 4:
+                        acc = zeros(f32x8, n_blocks, 4)
+                        tile(acc, arena, matrix, block, inputs, token, outputs, soon)
+                    elif wide and left >= 2:
+                        acc2 = zeros(f32x8, n_blocks, 2)
+                        tile(acc2, arena, matrix, block, inputs, token, outputs, soon)
                     elif wide:
                         acc1 = zeros(f32x8, n_blocks, 1)
-                        tile(acc1, arena, matrix, block, x, x_at, xq, xs, xinfo, token, out, at, out_stride)
+                        tile(acc1, arena, matrix, block, inputs, token, outputs, soon)
                     else:
                         acc11 = zeros(f32x8, 1, 1)
-                        tile(acc11, arena, matrix, block, x, x_at, xq, xs, xinfo, token, out, at, out_stride)
-                    token += n_tokens if wide and many else 1
-                block += n_blocks if wide else 1
+                        tile(acc11, arena, matrix, block, inputs, token, outputs, soon)
+                    token += 1 if not wide or left < 2 else 2 if left < 4 else 4
+                block = next_block
 
     return product
 
 
-def _quantized_tile(fmt: int) -> Any:
-    quant_bytes = GROUP * ROWS if fmt == INT8 else GROUP * ROWS // 2
+@kernel
+def block_bytes(fmt, matrix):
+    """Bytes of the quants of a block of 8 rows."""
+    return matrix.groups * quant_bytes(fmt)
 
+
+@kernel
+def weights_at(matrix, block):
+    """The byte of the arena where a matrix's quants of a block begin."""
+    kind = matrix.format
+    size = 0
+    if kind == F32:
+        size = block_bytes(F32, matrix)
+    elif kind == BF16:
+        size = block_bytes(BF16, matrix)
+    elif kind == INT8:
+        size = block_bytes(INT8, matrix)
+    else:
+        size = block_bytes(INT4, matrix)
+    return matrix.quants + block * size
+
+
+def _quantized_tile(fmt: int) -> Any:
     @inlined
     @kernel
-    def tile(acc, arena, matrix, block, x, x_at, xq, xs, xinfo, token, out, at, out_stride):
+    def tile(acc, arena, matrix, block, inputs, token, outputs, soon):
         """All groups of a tile of the size of `acc`, in index order."""
-        groups = matrix.groups
-        quants = matrix.quants + block * groups * quant_bytes
+        groups, size = matrix.groups, quant_bytes(fmt)
+        quants = matrix.quants + block * groups * size
         scales = matrix.scales + block * groups * (2 * ROWS)
         minimums = matrix.minimums + block * groups * (2 * ROWS)
         for g in range(groups):
             acc = group_step(
-                fmt, acc, arena, quants + g * quant_bytes, scales + g * (2 * ROWS), minimums + g * (2 * ROWS),
-                xq, xs, xinfo, token * groups + g, groups,
+                fmt, acc, arena, quants + g * size, scales + g * (2 * ROWS), minimums + g * (2 * ROWS),
+                inputs.xq, inputs.xs, inputs.xinfo, token * groups + g, groups, soon + g * len(acc) * size,
             )  # fmt: skip
-        store_tile(acc, out, at, out_stride, matrix.rows - block * ROWS)
+        at = outputs.at + token * outputs.stride + block * ROWS
+        store_tile(acc, outputs.numbers, at, outputs.stride, matrix.rows - block * ROWS)
 
     return tile
 
 
 def _dense_tile(fmt: int) -> Any:
-    column_bytes = ROWS * (4 if fmt == F32 else 2)
-
     @inlined
     @kernel
-    def tile(acc, arena, matrix, block, x, x_at, xq, xs, xinfo, token, out, at, out_stride):
+    def tile(acc, arena, matrix, block, inputs, token, outputs, soon):
         """All columns of a tile of the size of `acc`, in index order."""
-        groups = matrix.groups
-        quants = matrix.quants + block * groups * (GROUP * column_bytes)
-        x_at += token * groups * GROUP
+        groups, size = matrix.groups, quant_bytes(fmt) // GROUP
+        quants = matrix.quants + block * groups * GROUP * size
+        x_at = inputs.x_at + token * groups * GROUP
         for k in range(0, groups * GROUP, DENSE_STEP):
-            acc = dense_step(fmt, acc, arena, quants + k * column_bytes, x, x_at + k, groups)
-        store_tile(acc, out, at, out_stride, matrix.rows - block * ROWS)
+            acc = dense_step(
+                fmt, acc, arena, quants + k * size, inputs.x, x_at + k, groups, soon + k * len(acc) * size
+            )  # fmt: skip
+        at = outputs.at + token * outputs.stride + block * ROWS
+        store_tile(acc, outputs.numbers, at, outputs.stride, matrix.rows - block * ROWS)
 
     return tile

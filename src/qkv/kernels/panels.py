@@ -18,12 +18,11 @@ from llvmlite import ir
 from numba.core import types
 
 from qkv.kernels import simd
-from qkv.kernels.formats import GROUP, INT4, INT4M, INT8, ROWS
+from qkv.kernels.formats import GROUP, INT4, INT4M, INT8, QUANT_BYTES, ROWS
 from qkv.kernels.jit import inlined, kernel
 from qkv.kernels.simd import any_intrinsic, f32x8, f32x16, i32x8, store, u8x32, u16x8
 from qkv.kernels.tiles import (
     OUTLIER,
-    PREFETCH_BYTES,
     TOTAL,
     Emitter,
     bias_of,
@@ -34,11 +33,16 @@ from qkv.kernels.tiles import (
 )
 
 BLOCKS = 2 if simd.HAS_512 and simd.HAS_VNNI else 1
-VECTORS = 2 if BLOCKS == 2 else 1
+"""Blocks of 8 rows that lie side by side in a vector."""
+VECTORS = BLOCKS
 TOKENS = 4
+"""Vectors and tokens of a tile: as many sums as 16 or 32 registers hold, with a running one and one of the group each."""
 FEW_TOKENS = 2 * TOKENS
-MANY_TOKENS = 16
-"""Tokens of a tile: as many sums as the registers hold, one before and one after scaling for each."""
+"""Fewer tokens than these are not worth a panel."""
+MANY_TOKENS = 16 if BLOCKS == 2 else 0
+"""For up to so many, a group is unpacked when it is needed, twice as many tokens at a time: a whole panel of 32 rows
+would not stay in the nearest cache, and what 16 tokens do with it is too little to pay for the way."""
+AHEAD_BYTES = 8192  # how far ahead weights are asked for
 
 LANES = ROWS * BLOCKS
 _SUMS = f32x16 if BLOCKS == 2 else f32x8
@@ -82,10 +86,11 @@ def unpack_group(
 
 
 def _emit_unpack(e: Emitter, kind: int) -> None:
-    builder, quant_bytes = e.builder, GROUP * ROWS if kind == INT8 else GROUP * ROWS // 2
+    builder, quant_bytes = e.builder, QUANT_BYTES[kind]
 
     def side_by_side(vector: Any, base: Any, offset: int, step: int) -> Any:
-        parts = [e.load(vector, "arena", e.offset(base, (e.apart, step * b), (_i64(1), offset))) for b in range(BLOCKS)]
+        first = e.offset(base, (_i64(1), offset))
+        parts = [e.load(vector, "arena", e.offset(first, (e.apart, step * b))) for b in range(BLOCKS)]
         return parts[0] if BLOCKS == 1 else simd.join(builder, *parts)
 
     def put(value: Any, place: int) -> None:
@@ -93,7 +98,7 @@ def _emit_unpack(e: Emitter, kind: int) -> None:
 
     for b in range(BLOCKS):
         for line in range(0, quant_bytes, 64):
-            ahead = e.offset(e.quants, (e.apart, quant_bytes * b), (_i64(1), PREFETCH_BYTES + line))
+            ahead = e.offset(e.quants, (e.apart, quant_bytes * b), (_i64(1), AHEAD_BYTES + line))
             simd.emit_prefetch(e.context, builder, e.arena_type, e.arena, ahead)
     for j in range(quant_bytes // 32):
         q = side_by_side(u8x32, e.quants, 32 * j, quant_bytes)
@@ -144,7 +149,9 @@ def panel_step(
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        e = Emitter(context, builder, signature, values, "fmt acc scratch controls group vector_size xq xs xinfo at groups")
+        e = Emitter(
+            context, builder, signature, values, "fmt acc scratch controls group vector_size xq xs xinfo at groups"
+        )
         return _emit_panel_step(e, kind)
 
     index = types.intp
@@ -191,7 +198,7 @@ def _emit_dots(e: Emitter, kind: int) -> dict[tuple[int, int], Any]:
                 elif kind == INT8:
                     positive = simd.absolute_bytes.emit(builder, w[r])
                     product = simd.multiply_add_bytes.emit(builder, positive, simd.with_sign_of.emit(builder, x, w[r]))
-                    dots[r, t] = builder.add(dots[r, t], simd.add_pairs.emit(builder, product))
+                    dots[r, t] = pinned(builder, builder.add(dots[r, t], simd.add_pairs.emit(builder, product)))
                 else:  # 8 times 2·15·127 is 30,480: fits int16
                     product = simd.multiply_add_bytes.emit(builder, w[r], x)
                     dots[r, t] = pinned(builder, builder.add(dots[r, t], product))
@@ -216,7 +223,7 @@ def _emit_outlier(e: Emitter, kind: int, r: int, t: int, bias: Any) -> Any:
         q = builder.and_(q, simd.constant(_INTEGERS, 255))
     if kind == INT8 and not simd.HAS_VNNI:
         top = simd.constant(_INTEGERS, 24)
-        q = builder.ashr(builder.shl(q, top), top)
+        q = builder.and_(builder.ashr(builder.shl(q, top), top), simd.constant(_INTEGERS, 0xFFFF))
     extra = builder.bitcast(_info(e, t, OUTLIER), _SHORTS)
     return simd.dot_shorts.emit(builder, bias, builder.bitcast(q, _SHORTS), extra)
 
@@ -252,8 +259,9 @@ def fence(typing: Any) -> Any:
 @cache
 def panel_product(fmt: int) -> Any:
     """The kernel for blocks of one quantized format and at least FEW_TOKENS tokens."""
-    quant_bytes = GROUP * ROWS if fmt == INT8 else GROUP * ROWS // 2
+    quant_bytes = QUANT_BYTES[fmt]
     rows_of_panel = VECTORS * BLOCKS
+    unpacks_late = MANY_TOKENS > 0
 
     @inlined
     @kernel
@@ -271,20 +279,21 @@ def panel_product(fmt: int) -> Any:
 
     @inlined
     @kernel
-    def tile(scratch, at, groups, xq, xs, xinfo, token, out, out_at, stride, rows):
+    def tile(scratch, at, groups, inputs, token, outputs, out_at, rows):
         acc = zeros(_SUMS, VECTORS, TOKENS)
         for g in range(groups):
-            group = at + CONTROLS + g * GROUP_SIZE
             acc = panel_step(
-                fmt, acc, scratch, at, group, groups * GROUP_SIZE, xq, xs, xinfo, token * groups + g, groups
-            )
-        store_tile(acc, out, out_at + token * stride, stride, rows)
+                fmt, acc, scratch, at, at + CONTROLS + g * GROUP_SIZE, groups * GROUP_SIZE,
+                inputs.xq, inputs.xs, inputs.xinfo, token * groups + g, groups,
+            )  # fmt: skip
+        store_tile(acc, outputs.numbers, out_at + token * outputs.stride, outputs.stride, rows)
 
     @inlined
     @kernel
-    def double_tile(arena, matrix, block, scratch, at, xq, xs, xinfo, token, out, out_at, stride, rows):
+    def double_tile(arena, matrix, block, scratch, at, inputs, token, outputs, out_at, rows):
         """Twice as many tokens, and no more, so that unpacked weights need not be kept."""
         groups, later = matrix.groups, token + TOKENS
+        xq, xs, xinfo = inputs.xq, inputs.xs, inputs.xinfo
         group = at + CONTROLS
         a, b = zeros(_SUMS, VECTORS, TOKENS), zeros(_SUMS, VECTORS, TOKENS)
         for g in range(groups):
@@ -293,30 +302,27 @@ def panel_product(fmt: int) -> Any:
             a = panel_step(fmt, a, scratch, at, group, GROUP_SIZE, xq, xs, xinfo, token * groups + g, groups)
             fence()
             b = panel_step(fmt, b, scratch, at, group, GROUP_SIZE, xq, xs, xinfo, later * groups + g, groups)
-        store_tile(a, out, out_at + token * stride, stride, rows)
-        store_tile(b, out, out_at + later * stride, stride, rows)
+        store_tile(a, outputs.numbers, out_at + token * outputs.stride, outputs.stride, rows)
+        store_tile(b, outputs.numbers, out_at + later * outputs.stride, outputs.stride, rows)
 
     @kernel
-    def product(arena, matrix, xq, xs, xinfo, out, out_at, stride, token, token_end, first, end, scratch, at):
+    def product(arena, matrix, inputs, outputs, token, token_end, first, end, scratch, at):
         """Blocks first … end-1 times tokens token … token_end-1."""
         write_controls(scratch, at)
         # The last tile repeats tokens of the one before rather than being smaller.
         for block in range(first, end, rows_of_panel):
             rows = min(matrix.rows, end * ROWS) - block * ROWS
-            place = out_at + block * ROWS
-            if token_end - token <= MANY_TOKENS:
+            place = outputs.at + block * ROWS
+            if unpacks_late and token_end - token <= MANY_TOKENS:
                 for t in range(token, token_end, 2 * TOKENS):
                     start = min(t, token_end - 2 * TOKENS)
-                    double_tile(
-                        arena, matrix, block, scratch, at, xq, xs, xinfo, start, out, place, stride, rows
-                    )  # fmt: skip
+                    double_tile(arena, matrix, block, scratch, at, inputs, start, outputs, place, rows)
                 continue
             for g in range(matrix.groups):
-                unpack(
-                    arena, matrix, block, g, scratch, at + CONTROLS + g * GROUP_SIZE, matrix.groups * GROUP_SIZE
-                )  # fmt: skip
+                group = at + CONTROLS + g * GROUP_SIZE
+                unpack(arena, matrix, block, g, scratch, group, matrix.groups * GROUP_SIZE)
             for t in range(token, token_end, TOKENS):
                 start = min(t, token_end - TOKENS)
-                tile(scratch, at, matrix.groups, xq, xs, xinfo, start, out, place, stride, rows)
+                tile(scratch, at, matrix.groups, inputs, start, outputs, place, rows)
 
     return product

@@ -15,14 +15,11 @@ from llvmlite import ir
 from numba.core import types
 
 from qkv.kernels import simd
-from qkv.kernels.formats import BF16, F32, GROUP, INT4, INT4M, INT8, ROWS
+from qkv.kernels.formats import BF16, F32, GROUP, INT4, INT4M, INT8, QUANT_BYTES, ROWS
 from qkv.kernels.simd import any_intrinsic, f32x8, f32x16, i8x32, i16x16, i32x8, literal, named_vector, u8x32, u16x8
 
 DENSE_STEP = 4
 """Columns that `dense_step` takes."""
-
-PREFETCH_BYTES = 8192
-"""How far ahead weights are asked for. The processor's own prefetching stops at pages and starts late."""
 
 INFO = 4
 BIAS4, BIAS8, OUTLIER, TOTAL = range(INFO)
@@ -31,8 +28,6 @@ BIAS4, BIAS8, OUTLIER, TOTAL = range(INFO)
 BIAS4, BIAS8: -8 and -128 times the sum of their integers. OUTLIER: the number whose integer does not fit int8; xq holds
 ±127 of it, the lower 16 bits the rest, the upper ones 8 times its column. TOTAL: the bits of the float32 xs · sum.
 """
-
-_QUANT_BYTES = {INT8: GROUP * ROWS, INT4: GROUP * ROWS // 2, INT4M: GROUP * ROWS // 2}
 
 
 class Emitter:
@@ -64,13 +59,11 @@ class Emitter:
     def half(self, index: Any) -> Any:
         return simd.half_to_float.emit(self.builder, self.load(u16x8, "arena", index))
 
-    def prefetch(self, step_bytes: int, group_bytes: int | None = None) -> None:
-        """Ask for the weights of a later step; blocks lie one behind the other, so also for those of later blocks."""
-        for r in range(self.acc_type.count):
-            first = self.offset(self.quants, (self.groups, (group_bytes or step_bytes) * r))
-            for line in range(0, step_bytes, 64):
-                index = self.builder.add(first, ir.IntType(64)(PREFETCH_BYTES + line))
-                simd.emit_prefetch(self.context, self.builder, self.arena_type, self.arena, index)
+    def prefetch(self, step_bytes: int) -> None:
+        """Ask for as many bytes as this step takes, from `soon` on. The processor's own prefetching starts late."""
+        for line in range(0, step_bytes * self.acc_type.count, 64):
+            index = self.builder.add(self.soon, ir.IntType(64)(line))
+            simd.emit_prefetch(self.context, self.builder, self.arena_type, self.arena, index)
 
     @property
     def lanes(self) -> int:
@@ -124,28 +117,28 @@ def zeros(typing: Any, vector: Any, blocks: Any, tokens: Any) -> Any:
 @any_intrinsic
 def group_step(
     typing: Any, fmt: Any, acc: Any, arena: Any, quants: Any, scales: Any, minimums: Any, xq: Any, xs: Any, xinfo: Any,
-    at: Any, groups: Any,
+    at: Any, groups: Any, soon: Any,
 ) -> Any:  # fmt: skip
     """The next 32 columns of an int8, int4 or int4m matrix.
 
     quants, scales, minimums: byte offsets of this group in the first block; at: its index in xs and xinfo for the first
-    token. The next block, and the next token, are `groups` groups further on.
+    token. The next block, and the next token, are `groups` groups further on. soon: where weights will be read later.
     """
     kind = literal(fmt)
-    if kind not in _QUANT_BYTES or not is_accumulator(acc, f32x8):
+    if kind not in (INT8, INT4, INT4M) or not is_accumulator(acc, f32x8):
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        names = "fmt acc arena quants scales minimums xq xs xinfo at groups"
+        names = "fmt acc arena quants scales minimums xq xs xinfo at groups soon"
         return _emit_group(Emitter(context, builder, signature, values, names), kind)
 
     index = types.intp
-    return acc(fmt, acc, arena, index, index, index, xq, xs, xinfo, index, index), codegen
+    return acc(fmt, acc, arena, index, index, index, xq, xs, xinfo, index, index, index), codegen
 
 
 def _emit_group(e: Emitter, kind: int) -> Any:
     builder = e.builder
-    e.prefetch(_QUANT_BYTES[kind])
+    e.prefetch(QUANT_BYTES[kind])
     dots = _emit_int8_dots(e) if kind == INT8 else _emit_int4_dots(e, kind)
     sums = {}
     for r in range(e.acc_type.count):
@@ -165,7 +158,7 @@ def _emit_group(e: Emitter, kind: int) -> Any:
 
 def _emit_int4_dots(e: Emitter, kind: int) -> dict[tuple[int, int], Any]:
     """Σ (q - 8)·x over the group, or Σ q·x where the format has a minimum."""
-    builder, quant_bytes = e.builder, _QUANT_BYTES[kind]
+    builder, quant_bytes = e.builder, QUANT_BYTES[kind]
     dots: dict[tuple[int, int], Any] = {}
     if simd.HAS_VNNI:
         dots = _emit_corrections(e, kind)
@@ -208,7 +201,7 @@ def _emit_int8_dots(e: Emitter) -> dict[tuple[int, int], Any]:
                     dots[r, t] = simd.dot_bytes.emit(builder, dots[r, t], positive, x)
                     continue
                 products = simd.multiply_add_bytes.emit(builder, positive, simd.with_sign_of.emit(builder, x, q))
-                dots[r, t] = builder.add(dots[r, t], simd.add_pairs.emit(builder, products))
+                dots[r, t] = pinned(builder, builder.add(dots[r, t], simd.add_pairs.emit(builder, products)))
     return dots
 
 
@@ -240,7 +233,7 @@ def _emit_outlier(e: Emitter, kind: int, r: int, t: int) -> Any:
     if kind != INT8:  # columns from 16 on are the upper halves of the bytes
         place = builder.or_(builder.and_(place, word(127)), builder.shl(builder.lshr(place, word(7)), word(2)))
     line = builder.zext(builder.and_(place, word(~31)), ir.IntType(64))
-    words = e.load(i32x8, "arena", e.offset(e.quants, (e.groups, _QUANT_BYTES[kind] * r), (line, 1)))
+    words = e.load(i32x8, "arena", e.offset(e.quants, (e.groups, QUANT_BYTES[kind] * r), (line, 1)))
     shift = simd.broadcast(builder, builder.and_(place, word(31)), ROWS)
     if kind != INT8:
         q = builder.and_(builder.lshr(words, shift), simd.constant(i32x8.llvm, 15))
@@ -250,7 +243,8 @@ def _emit_outlier(e: Emitter, kind: int, r: int, t: int) -> Any:
     else:
         left = builder.sub(simd.constant(i32x8.llvm, 24), shift)
         q = builder.ashr(builder.shl(words, left), simd.constant(i32x8.llvm, 24))
-    # Both fit 16 bits, and a product of pairs of int16, of which one is 0, is the fastest.
+        q = builder.and_(q, simd.constant(i32x8.llvm, 0xFFFF))
+    # q fits 16 bits, so the other half of the pair, which meets the column, is 0.
     q, extra = (builder.bitcast(value, i16x16.llvm) for value in (q, _emit_info(e, t, OUTLIER)))
     return simd.multiply_add_shorts.emit(builder, q, extra)
 
@@ -263,17 +257,18 @@ def _emit_four(e: Emitter, t: int, column: int) -> Any:
 
 def pinned(builder: Any, value: Any) -> Any:
     """The value, in a register, here: keeps LLVM from summing as a tree, whose leaves would not fit the registers."""
-    if not simd.HAS_AVX2:
+    if not simd.HAS_AVX2 or value.type not in (i16x16.llvm, i32x8.llvm):
         return value
-    kind = ir.FunctionType(i16x16.llvm, [i16x16.llvm])
-    return builder.asm(kind, "", "=x,0", [value], False)
+    return builder.asm(ir.FunctionType(value.type, [value.type]), "", "=x,0", [value], False)
 
 
 # ------------------------------------------------------------------------------------------ f32 and bf16
 
 
 @any_intrinsic
-def dense_step(typing: Any, fmt: Any, acc: Any, arena: Any, quants: Any, x: Any, at: Any, groups: Any) -> Any:
+def dense_step(
+    typing: Any, fmt: Any, acc: Any, arena: Any, quants: Any, x: Any, at: Any, groups: Any, soon: Any
+) -> Any:
     """The next 4 columns of an f32 or bf16 matrix.
 
     quants: their byte offset in the first block; at: their index in x for the first token. The next block, and the next
@@ -284,14 +279,14 @@ def dense_step(typing: Any, fmt: Any, acc: Any, arena: Any, quants: Any, x: Any,
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return _emit_dense(Emitter(context, builder, signature, values, "fmt acc arena quants x at groups"), kind)
+        return _emit_dense(Emitter(context, builder, signature, values, "fmt acc arena quants x at groups soon"), kind)
 
-    return acc(fmt, acc, arena, types.intp, x, types.intp, types.intp), codegen
+    return acc(fmt, acc, arena, types.intp, x, types.intp, types.intp, types.intp), codegen
 
 
 def _emit_dense(e: Emitter, kind: int) -> Any:
     size = 4 if kind == F32 else 2
-    e.prefetch(DENSE_STEP * ROWS * size, GROUP * ROWS * size)
+    e.prefetch(DENSE_STEP * ROWS * size)
     sums = {(r, t): e.builder.extract_value(e.acc, (r, t)) for r, t in e.each()}
     for k in range(DENSE_STEP):
         inputs = [

@@ -232,7 +232,9 @@ def emit_prefetch(context: Any, builder: Any, array: Any, value: Any, index: Any
     """Ask for the cache line of `array[index]`. The index may lie outside: asking never fails."""
     pointer = element_pointer(context, builder, array, value, index, ir.IntType(8))
     word = ir.IntType(32)
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, word(0), word(3), word(1))  # to read, near, data
+    call(
+        builder, "llvm.prefetch.p0", ir.VoidType(), pointer, word(0), word(2), word(1)
+    )  # to read, into the second cache, data
 
 
 @intrinsic

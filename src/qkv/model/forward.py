@@ -23,7 +23,7 @@ from qkv.kernels.attention import CHUNK, History, attend_part, attend_tile, join
 from qkv.kernels.formats import dequantize_row
 from qkv.kernels.jit import kernel
 from qkv.kernels.kvcache import BLOCK, ask_for_keys, keys_offset, write_key, write_value
-from qkv.kernels.matmul import matmul_for, quantize_groups
+from qkv.kernels.matmul import Inputs, Outputs, matmul_for, quantize_groups, weights_at
 from qkv.kernels.pointwise import add_row, copy_row, rms_norm_row, rope_row, swiglu_row
 from qkv.kernels.spmd import barrier, claim
 
@@ -285,24 +285,49 @@ def vectors_per_layer(model):
     return 2 * model.hidden_row + (2 + model.heads + 2 * model.kv_heads) * model.head_dim
 
 
+@kernel
+def find_blocks(weights, first, count, item):
+    """The item-th ROW_BLOCKS blocks of `count` matrices from `first` on: whose (`count`: nobody's) and the first of them."""
+    i = 0
+    while i < count:
+        items = (weights.matrices[first + i].blocks + ROW_BLOCKS - 1) // ROW_BLOCKS
+        if item < items:
+            return i, item * ROW_BLOCKS
+        item -= items
+        i += 1
+    return count, 0
+
+
 @cache
 def step_for(formats: frozenset[str]) -> Callable[..., Any]:
     """The step for matrices of these formats (names of `formats.FORMATS`), compiled for no others."""
     matmul = matmul_for(formats)
 
     @kernel
-    def multiply(sync, tid, model, weights, work, first, count, x, tokens, out, out_stride, second, third):
-        """`count` matrices from `first` on, all of the same input x; they write from column 0, `second`, `third` on."""
-        for i in range(count):
+    def multiply(sync, tid, n, model, weights, work, first, count, x, tokens, out, out_stride, second, third):
+        """`count` matrices from `first` on, all of the same input x; they write from column 0, `second`, `third` on.
+
+        A thread knows which rows are its next before it begins with those it has, so their weights are asked for in
+        time. At the end of a phase they are the first ones of the next.
+        """
+        inputs = Inputs(x, 0, work.xq, work.xs, work.xinfo, tokens)
+        item = tid
+        i, block = find_blocks(weights, first, count, item)
+        while i < count:
+            item = n + claim(sync, 0, 1)
+            next_i, next_block = find_blocks(weights, first, count, item)
+            if next_i < count:
+                ahead = weights_at(weights.matrices[first + next_i], next_block)
+            else:
+                following = min(first + count, len(weights.matrices) - 1)
+                ahead = weights_at(weights.matrices[following], tid * ROW_BLOCKS)
             matrix = weights.matrices[first + i]
-            column = 0 if i == 0 else second if i == 1 else third
-            block = claim(sync, i, ROW_BLOCKS)
-            while block < matrix.blocks:
-                matmul(
-                    weights.arena, matrix, x, 0, work.xq, work.xs, work.xinfo, out, column, out_stride, tokens,
-                    block, min(block + ROW_BLOCKS, matrix.blocks), work.scratch, tid * model.scratch_row,
-                )  # fmt: skip
-                block = claim(sync, i, ROW_BLOCKS)
+            outputs = Outputs(out, 0 if i == 0 else second if i == 1 else third, out_stride)
+            matmul(
+                weights.arena, matrix, inputs, outputs, block, min(block + ROW_BLOCKS, matrix.blocks), ahead,
+                work.scratch, tid * model.scratch_row,
+            )  # fmt: skip
+            i, block = next_i, next_block
 
     @kernel
     def step(tid, n, sync, batch, model, weights, work):
@@ -318,7 +343,7 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
             if barrier(sync, n):
                 return
             multiply(
-                sync, tid, model, weights, work, matrices + Q, 3, work.h, tokens,
+                sync, tid, n, model, weights, work, matrices + Q, 3, work.h, tokens,
                 work.qkv, (heads + 2 * kv_heads) * d, heads * d, (heads + kv_heads) * d,
             )  # fmt: skip
             if barrier(sync, n):
@@ -334,7 +359,9 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
             finish_attention(sync, tid, batch, model, work)
             if barrier(sync, n):
                 return
-            multiply(sync, tid, model, weights, work, matrices + O, 1, work.o, tokens, work.y, model.hidden_row, 0, 0)
+            multiply(
+                sync, tid, n, model, weights, work, matrices + O, 1, work.o, tokens, work.y, model.hidden_row, 0, 0
+            )
             if barrier(sync, n):
                 return
 
@@ -342,7 +369,7 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
             if barrier(sync, n):
                 return
             multiply(
-                sync, tid, model, weights, work, matrices + GATE, 2, work.h, tokens,
+                sync, tid, n, model, weights, work, matrices + GATE, 2, work.h, tokens,
                 work.gate_up, 2 * model.mlp_row, model.mlp_row, 0,
             )  # fmt: skip
             if barrier(sync, n):
@@ -350,7 +377,9 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
             activate(sync, batch, model, work)
             if barrier(sync, n):
                 return
-            multiply(sync, tid, model, weights, work, matrices + DOWN, 1, work.act, tokens, work.y, model.hidden_row, 0, 0)
+            multiply(
+                sync, tid, n, model, weights, work, matrices + DOWN, 1, work.act, tokens, work.y, model.hidden_row, 0, 0
+            )
             if barrier(sync, n):
                 return
 
@@ -360,7 +389,7 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
         if batch.command[WANT_LOGITS] != 0:
             head = model.layers * PER_LAYER + 1
             multiply(
-                sync, tid, model, weights, work, head, 1, work.h, batch.command[OUTPUTS],
+                sync, tid, n, model, weights, work, head, 1, work.h, batch.command[OUTPUTS],
                 work.logits, weights.matrices[head].rows, 0, 0,
             )  # fmt: skip
 
