@@ -15,7 +15,9 @@ from qkv.engine.shortlist import shortlist
 def log_normalizer(logits: NDArray[np.float32]) -> float:
     """log Σ e^logit of a row: a logit minus this is its log-probability."""
     largest = float(logits.max())
-    return largest + float(np.log(np.exp(logits.astype(np.float64) - largest).sum()))
+    e = logits.astype(np.float64)
+    e -= largest
+    return largest + float(np.log(np.exp(e, out=e).sum()))
 
 
 def token_logprobs(logits: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.float64]:

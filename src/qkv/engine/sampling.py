@@ -57,7 +57,7 @@ class Sampler:
         allowed: what a guide lets through, bit t % 32 of word t // 32 for token t; tokens beyond its end are not
         allowed. Raises `ParameterError` when nothing is left to choose; the answer cannot go on then.
         """
-        row = self._adjusted(logits, allowed)
+        row = self.adjusted(logits, allowed)
         if row is not logits and row.max() == -np.inf:
             raise ParameterError(self._why_nothing_is_left(allowed is not None))
         token = sample(row, self.params, position=position, choice=self.choice)
@@ -69,8 +69,8 @@ class Sampler:
         top = top_logprobs(logits, self.params.top_logprobs, normalizer) if self.params.top_logprobs else ()
         return Choice(token, float(logits[token]) - normalizer, top)
 
-    def _adjusted(self, logits: NDArray[np.float32], allowed: NDArray[np.uint32] | None) -> NDArray[np.float32]:
-        """The logits after everything that comes before the temperature; themselves when nothing does."""
+    def adjusted(self, logits: NDArray[np.float32], allowed: NDArray[np.uint32] | None = None) -> NDArray[np.float32]:
+        """The logits of the next token after all that comes before the temperature; themselves when nothing does."""
         too_early = self._count < self.params.min_tokens and len(self._ending) > 0
         if allowed is None and not too_early and not self._penalties.active:
             return logits
@@ -143,15 +143,16 @@ def _weights(
 def _nucleus(
     logits: NDArray[np.float32], params: SamplingParams, top_p: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """top_p alone: sort only as many of the likeliest tokens as it takes to reach it."""
-    total = _weights(logits, params, np.arange(len(logits)))[1].sum()
-    count = 256
-    while True:
-        count = min(4 * count, len(logits))
-        ids, e = _weights(logits, params, shortlist(logits, count))
-        ids, e = _ranked(ids, e, count)
-        if count == len(logits) or e.sum() >= top_p * total:
-            return _cut(ids, e / total, top_p)
+    """top_p alone: sort only the tokens above a bound low enough to leave top_p of the probability above it."""
+    ids, e = _weights(logits, params, shortlist(logits, len(logits)))
+    total = e.sum()
+    enough = top_p * total * (1 + 1e-9)  # a sum in another order must not lose the last of them
+    bound, likely = 1.0, e >= 1.0  # the likeliest has e = 1
+    while e[likely].sum() < enough and bound > 0:
+        bound /= 16
+        likely = e >= bound
+    ids, e = _ranked(ids[likely], e[likely], len(ids))
+    return _cut(ids, e / total, top_p)
 
 
 def _cut(
