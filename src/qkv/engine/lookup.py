@@ -1,0 +1,48 @@
+"""Guesses of what comes next, looked up in the text itself (prompt lookup): answers often quote their prompts.
+
+If the last tokens have been there before, what followed them then is the guess. The model verifies all guesses in one
+step. A guess that is wrong costs a larger step for nothing: after one, none is made for a while, and for longer each
+time. (Saxena 2023, "Prompt Lookup Decoding".)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+GRAM = 3  # so many tokens must have been there before
+FIRST, MOST = 4, 12  # drafts of a step: at first, and after guesses that were right
+LONGEST_PAUSE = 64  # tokens
+
+
+class Lookup:
+    """The index of one text, which only grows."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[int, ...], int] = {}  # GRAM tokens → where the text goes on after their last time
+        self._indexed = 0
+        self._size = FIRST
+        self._pause = 0  # how long the next pause will be, in tokens
+        self._silent_until = 0
+
+    def propose(self, ids: Sequence[int], most: int) -> list[int]:
+        """At most `most` tokens that may come after `ids`."""
+        for end in range(max(self._indexed, GRAM), len(ids)):  # the last one is what is asked for
+            self._ends[tuple(ids[end - GRAM : end])] = end
+        self._indexed = max(self._indexed, len(ids))
+        if len(ids) < self._silent_until:
+            return []
+        start = self._ends.get(tuple(ids[-GRAM:]))
+        return [] if start is None else list(ids[start : start + min(most, self._size)])
+
+    def learn(self, length: int, drafts: int, accepted: int) -> None:
+        """Of `drafts` guesses the first `accepted` were right, and the text has `length` tokens now."""
+        if accepted == drafts:
+            self._size = min(2 * self._size, MOST)
+            self._pause = 0
+        elif accepted == 0:
+            self._size = FIRST
+            self._pause = min(max(2 * self._pause, 2), LONGEST_PAUSE)
+            self._silent_until = length + self._pause
+        else:
+            self._size = max(FIRST, accepted + 1)
+            self._pause //= 2
