@@ -19,6 +19,7 @@ from qkv.engine.defaults import model_defaults
 from qkv.engine.engine import MAX_QUEUE, Engine
 from qkv.engine.params import SamplingParams
 from qkv.engine.prefix import CacheStats
+from qkv.engine.scoring import Score, score
 from qkv.errors import ModelFileError, ParameterError
 from qkv.kernels.cores import available_cores
 from qkv.kernels.kvcache import KINDS
@@ -36,7 +37,7 @@ from qkv.weights.load import formats_of, load_weights
 from qkv.weights.names import resolve
 from qkv.weights.report import report
 
-__all__ = ["LLM", "Chunk", "Completion", "Stream", "Timings"]
+__all__ = ["LLM", "Chunk", "Completion", "Score", "Stream", "Timings"]
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -200,6 +201,26 @@ class LLM:
     ) -> Stream:
         """Like `chat`, piece by piece."""
         return Stream(Answering(self._chat_job(messages, params, thinking, tools)))
+
+    # -------------------------------------------------------------------------------------- texts that are there
+
+    def score(
+        self,
+        text: Prompt,
+        *,
+        window: int | None = None,
+        stride: int | None = None,
+        progress: Progress = silent,
+    ) -> Score:
+        """How likely the model finds a text or a list of token ids: each token's log-probability, and the perplexity.
+
+        A text longer than `window` tokens (None: as many as the context holds, but one) is scored in windows that
+        begin `stride` tokens apart (None: half a window); each token is scored once, in the first that has it.
+        """
+        if not isinstance(text, Sequence):
+            raise ParameterError(f"text must be a text or a list of token ids, not {type(text).__name__}")
+        ids = self.tokenizer.prompt(text) if isinstance(text, str) else list(text)
+        return score(self._engine, ids, window=window, stride=stride, progress=progress)
 
     # -------------------------------------------------------------------------------------- from text to ids
 

@@ -20,12 +20,44 @@ def log_normalizer(logits: NDArray[np.float32]) -> float:
     return largest + float(np.log(np.exp(e, out=e).sum()))
 
 
-def token_logprobs(logits: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Of rows of logits [n, vocab] and one token id for each [n]: the ids' log-probabilities, float64 [n].
+def log_normalizers(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """`log_normalizer` of each row of logits [n, vocab], float64 [n].
 
     A row at a time: the bits do not depend on how many rows come together, and no second table of logits is made.
     """
-    return np.array([float(row[token]) - log_normalizer(row) for row, token in zip(logits, ids, strict=True)])
+    return np.array([log_normalizer(row) for row in logits])
+
+
+def token_logprobs(
+    logits: NDArray[np.float32], ids: NDArray[np.int64], normalizers: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """Of rows of logits [n, vocab] and one token id for each [n]: the ids' log-probabilities, float64 [n].
+
+    normalizers: `log_normalizers` of the rows, if they are known.
+    """
+    chosen = logits[np.arange(len(ids)), ids].astype(np.float64)
+    return chosen - (log_normalizers(logits) if normalizers is None else normalizers)
+
+
+def divergences(
+    p: NDArray[np.float32],
+    q: NDArray[np.float32],
+    p_normalizers: NDArray[np.float64],
+    q_normalizers: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """KL(p ‖ q) = Σ p (log p - log q) of each pair of rows of logits [n, vocab], in nats, float64 [n].
+
+    Not negative but for rounding, and exactly 0 for equal rows.
+    """
+    result = np.empty(len(p))
+    log_p, difference = np.empty(p.shape[1]), np.empty(p.shape[1])  # for all rows: taking memory anew takes longer
+    for i in range(len(p)):
+        log_p[:], difference[:] = p[i], q[i]
+        log_p -= p_normalizers[i]
+        difference -= q_normalizers[i]
+        np.subtract(log_p, difference, out=difference)
+        result[i] = np.multiply(np.exp(log_p, out=log_p), difference, out=difference).sum()
+    return result
 
 
 def top_logprobs(logits: NDArray[np.float32], count: int, normalizer: float) -> tuple[tuple[int, float], ...]:
