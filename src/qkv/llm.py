@@ -87,7 +87,7 @@ class LLM:
         self.config = checkpoint.config
         self.cache = _cache(cache, self.config)
         self.context = _context(context, self.config.max_position_embeddings)
-        self.threads = _threads(threads)
+        self.threads = thread_count(threads)
         if speculation not in SPECULATION:
             raise ParameterError(f'speculation must be None or "prompt", got {speculation!r}')
         if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 1:
@@ -338,7 +338,8 @@ def _template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | No
     )
 
 
-def _threads(wanted: int | None) -> int:
+def thread_count(wanted: int | None) -> int:
+    """How many threads to use: as many as are wanted, None for the cores of this process. Raises ParameterError."""
     if wanted is None:
         return available_cores()
     if isinstance(wanted, bool) or not isinstance(wanted, int) or not 1 <= wanted <= MAX_THREADS:
