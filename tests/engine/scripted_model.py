@@ -6,6 +6,7 @@ request must give, by a loop that has neither cache nor batch.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -102,7 +103,7 @@ def engine_of(model: ScriptedModel, *, context: int = 256, **options) -> Engine:
 def by_hand(model: ScriptedModel, **options) -> Engine:
     """An engine without a thread: `turn` is its loop's body."""
     engine = engine_of(model, **options)
-    engine._thread = object()  # type: ignore[assignment]  # so that none is started
+    engine._thread = threading.Thread()  # never started: so that no other is
     return engine
 
 

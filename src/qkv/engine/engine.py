@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import isfinite
 from typing import Protocol
 
 import numpy as np
@@ -236,14 +237,13 @@ class Engine:
         except Exception as error:
             self._fail_step(plan, error)
             return
-        now = time.perf_counter()
-        self.scheduler.record(plan, now - started)
+        self.scheduler.record(time.perf_counter() - started)
         row = 0
         for work in plan:
-            rows = {"none": 0, "last": 1, "all": len(work.chunk.ids)}[work.chunk.outputs]
+            _, ids, outputs = work.chunk
+            first, row = row, row + (1 if outputs == "last" else len(ids) if outputs == "all" else 0)
             if not work.generation.handle.ended:  # another of its answers may have failed just now
-                self._go_on(work, logits[row : row + rows])
-            row += rows
+                self._go_on(work, logits[first:row])
 
     def _fail_step(self, plan: list[Work], error: Exception) -> None:
         """End those whose step it was; if there was none, all."""
@@ -274,7 +274,7 @@ class Engine:
     def _take(self, work: Work, rows: NDArray[np.float32]) -> FinishReason | None:
         """Check the rows, and choose the next token if they say what it may be, or several if drafts were right."""
         generation, drafts = work.generation, work.drafts
-        if len(rows) and not (np.isfinite(rows.max()) and np.isfinite(rows.min())):
+        if len(rows) and not (isfinite(rows.max()) and isfinite(rows.min())):
             raise QkvError("the model computed a value that is not a number: its weights are damaged")
         if generation.reads_its_prompt:
             self._read_prompt(generation, rows, len(work.chunk.ids))

@@ -50,6 +50,7 @@ class Scheduler:
         self._step_tokens, self._rows = step_tokens, rows
         self._most_running = min(most_running, rows)
         self._tokens_per_second = FIRST_GUESS / STEP_SECONDS
+        self._prompt_tokens = 0  # in the newest plan
 
     @property
     def idle(self) -> bool:
@@ -68,11 +69,10 @@ class Scheduler:
             self.waiting.remove(generation)
         self._release(generation)
 
-    def record(self, plan: list[Work], seconds: float) -> None:
-        """Learn from a step how fast prompts are computed."""
-        tokens = sum(len(work.chunk.ids) for work in plan if len(work.chunk.ids) > 1 and not work.drafts)
-        if tokens >= FEWEST_TOKENS and seconds > 0:
-            self._tokens_per_second += 0.5 * (tokens / seconds - self._tokens_per_second)
+    def record(self, seconds: float) -> None:
+        """Learn from the step that was planned last how fast prompts are computed."""
+        if self._prompt_tokens >= FEWEST_TOKENS and seconds > 0:
+            self._tokens_per_second += 0.5 * (self._prompt_tokens / seconds - self._tokens_per_second)
 
     def plan(self) -> list[Work]:
         """What the next step computes; empty if there is nothing to do, or nobody can go on whatever is given up."""
@@ -140,6 +140,7 @@ class Scheduler:
     # -------------------------------------------------------------------------------------- prompts
 
     def _add_prompts(self, plan: list[Work]) -> None:
+        self._prompt_tokens = 0
         left = self._step_tokens - sum(len(work.chunk.ids) for work in plan)
         if plan:
             left = min(left, max(FEWEST_TOKENS, int(self._tokens_per_second * STEP_SECONDS)))
@@ -154,6 +155,7 @@ class Scheduler:
                 count = self._piece(generation, left, rows)
                 if count:
                     plan.append(self._prompt_work(generation, count))
+                    self._prompt_tokens += count
                     left -= count
                     rows -= count if generation.reads_its_prompt else 1
             if self.waiting or generation is not self.running[-1]:

@@ -80,6 +80,10 @@ class CompiledDecoder:
             weights.arena, weights.matrices, weights.vectors, np.zeros(config.num_hidden_layers, np.int64)
         )
         self._batch = _new_batch(config, blocks_for(context))
+        b = self._batch
+        self._arrays = (b.ids, b.positions, b.table_at, b.tables, b.tiles, b.parts, b.part_at, b.outputs)
+        self._cos, self._sin = np.zeros((2, context, config.head_dim // 2), np.float32)
+        self._rotated = 0
         self._work = _new_work(config, self._model, self.pool.size, cache, threads, outputs)
         compile_kernels(weights.formats, progress)
         arrays = (self._batch, self._model, self._weights, self._work)
@@ -115,7 +119,7 @@ class CompiledDecoder:
         with self._one_step:
             if self._closed:
                 raise QkvError("the model has been closed")
-            self._describe(chunks)
+            rows = self._describe(chunks)
             self._batch.command[forward.TAP_LAYER] = tap_layer
             try:
                 team().run(self._program)
@@ -123,7 +127,6 @@ class CompiledDecoder:
                 raise QkvError("the model was closed while it was computing") from None
             for chunk in chunks:
                 chunk.cache.length += len(chunk.ids)
-            rows = int(self._batch.command[forward.OUTPUTS])
             logits = self._work.logits[: rows * self.config.vocab_size].reshape(rows, self.config.vocab_size)
             return logits.copy() if copy else logits
 
@@ -149,44 +152,48 @@ class CompiledDecoder:
         team().abort(self._program)
         team().forget(self._program)
         with self._one_step:  # the broken-off step is over
-            del self._program, self._work, self._weights, self._batch
+            del self._program, self._work, self._weights, self._batch, self._arrays
 
-    def _describe(self, chunks: Sequence[Chunk]) -> None:
-        """Fill `Batch` for these chunks, taking the blocks they need."""
-        batch = self._batch
-        tokens = tiles = parts = outputs = table_end = 0
+    def _describe(self, chunks: Sequence[Chunk]) -> int:
+        """Fill `Batch` for these chunks, taking the blocks they need; how many rows of logits there will be."""
+        lists: list[list[int]] = [[] for _ in self._arrays]
+        ids, positions, table_at, tables, tiles, parts, part_at, outputs = lists
         for chunk in chunks:
             cache, count = chunk.cache, len(chunk.ids)
-            end = cache.length + count
-            assert 0 < count <= STEP_TOKENS - tokens and end <= self.context, "the engine keeps to the limits"
+            first, end = len(ids), cache.length + count
+            assert 0 < count <= STEP_TOKENS - first and end <= self.context, "the engine keeps to the limits"
             cache.blocks += self.pool.take(max(0, blocks_for(end) - len(cache.blocks)))
-            new = slice(tokens, tokens + count)
-            batch.ids[new] = chunk.ids
-            batch.positions[new] = np.arange(cache.length, end)
-            batch.table_at[new] = table_end
-            batch.part_at[new] = -1
-            batch.tables[table_end : table_end + len(cache.blocks)] = cache.blocks
-            table_end += len(cache.blocks)
+            ids += chunk.ids
+            positions += range(cache.length, end)
+            table_at += [len(tables)] * count
+            tables += cache.blocks
             pieces = -(-end // CHUNK)
-            if count == 1 and parts + pieces <= MAX_PARTS:
-                batch.part_at[tokens] = parts
+            if count == 1 and len(parts) // 2 + pieces <= MAX_PARTS:
+                part_at.append(len(parts) // 2)
                 for piece in range(pieces):
-                    batch.parts[2 * parts : 2 * parts + 2] = tokens, piece
-                    parts += 1
+                    parts += first, piece
             else:
-                for first in range(tokens, tokens + count, TILE_TOKENS):
-                    batch.tiles[2 * tiles : 2 * tiles + 2] = first, min(TILE_TOKENS, tokens + count - first)
-                    tiles += 1
+                part_at += [-1] * count
+                for token in range(first, first + count, TILE_TOKENS):
+                    tiles += token, min(TILE_TOKENS, first + count - token)
             if chunk.outputs != "none":
-                wanted = 1 if chunk.outputs == "last" else count
-                batch.outputs[outputs : outputs + wanted] = np.arange(tokens + count - wanted, tokens + count)
-                outputs += wanted
-            tokens += count
-        assert outputs <= self.outputs, "more rows of logits than the decoder was made for"
-        half = self.config.head_dim // 2
-        cos, sin = self._rope.rotation(batch.positions[:tokens], np.float32)
-        batch.cos[: tokens * half], batch.sin[: tokens * half] = cos.ravel(), sin.ravel()
-        batch.command[:] = tokens, tiles, parts, outputs, 1, -1
+                outputs += range(first if chunk.outputs == "all" else first + count - 1, first + count)
+        assert len(outputs) <= self.outputs, "more rows of logits than the decoder was made for"
+        for array, values in zip(self._arrays, lists, strict=True):
+            array[: len(values)] = values
+        self._rotate(positions)
+        self._batch.command[:] = len(ids), len(tiles) // 2, len(parts) // 2, len(outputs), 1, -1
+        return len(outputs)
+
+    def _rotate(self, positions: list[int]) -> None:
+        """Give the batch the angles of these positions; each is worked out once."""
+        last = max(positions)
+        if last >= self._rotated:
+            start, self._rotated = self._rotated, min(self.context, (last // CHUNK + 1) * CHUNK)
+            new = slice(start, self._rotated)
+            self._cos[new], self._sin[new] = self._rope.rotation(np.arange(start, self._rotated), np.float32)
+        size = len(positions) * self.config.head_dim // 2
+        self._batch.cos[:size], self._batch.sin[:size] = self._cos[positions].ravel(), self._sin[positions].ravel()
 
 
 _decoders: weakref.WeakSet[CompiledDecoder] = weakref.WeakSet()

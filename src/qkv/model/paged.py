@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from qkv.errors import QkvError
 from qkv.kernels.kvcache import BLOCK
@@ -27,8 +27,7 @@ class PagedCache:
     length: int = 0
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """New tokens of one sequence, and whose logits are wanted: of none, of the last or of all of them."""
 
     cache: PagedCache
