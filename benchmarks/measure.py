@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
-from benchmarks.points import Point, in_order
 from benchmarks.workers import WorkerError
+from qkv.inspect.speed import KINDS, Point, in_order
 from qkv.progress import Progress, silent
 
 SETTLE_SECONDS = 0.06
 """Pause between turns: engines let their threads spin for some milliseconds after a step (qkv's for 20)."""
 
-HEADROOM = 64
-"""Positions behind a point's depth, for the steps of a burst."""
+STRANGERS = 0.05
+"""Cores that other programs may use during a round; if they use more, it is measured again."""
 
 
 class Asked(Protocol):
     """What of a `workers.Worker` is used here; tests have scripted ones."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def ask(self, do: str, **order: Any) -> dict[str, Any]: ...
 
@@ -47,107 +49,153 @@ class Contestant:
 
 
 @dataclass
-class Idleness:
-    """How much processor time the engines that had to wait took meanwhile."""
+class Company:
+    """Who else used the processor while someone was timed, in seconds."""
 
-    waited: float = 0.0  # seconds during which someone else was timed
-    used: float = 0.0  # processor seconds of those who waited
+    timed: float = 0.0
+    waiting: float = 0.0  # processor time of the engines that had to wait
+    strangers: float = 0.0  # processor time of other programs, and what a hypervisor took
 
-    @property
-    def share(self) -> float:
-        return self.used / self.waited if self.waited else 0.0
+    def __iadd__(self, other: Company) -> Company:
+        self.timed += other.timed
+        self.waiting += other.waiting
+        self.strangers += other.strangers
+        return self
+
+    def share(self, seconds: float) -> float:
+        """In cores."""
+        return max(0.0, seconds) / self.timed if self.timed else 0.0
 
 
 @dataclass
 class Result:
-    """A point: everyone's rates, and the read bandwidth of the same rounds in bytes per second."""
+    """A point: everyone's rates, the read bandwidth of the same rounds in bytes per second, and who disturbed them."""
 
     point: Point
     contestants: list[Contestant]
     reads: list[float] = field(default_factory=list)
+    company: Company = field(default_factory=Company)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The worker that reads memory, and how many bytes it reads in a turn."""
+
+    worker: Asked
+    bytes: float
+
+
+def busy_seconds() -> float:
+    """Processor time that all programs have used, and that a hypervisor has taken; 0 where that cannot be told."""
+    try:
+        with Path("/proc/stat").open() as lines:
+            fields = [int(text) for text in lines.readline().split()[1:]]
+    except OSError:
+        return 0.0
+    idle = fields[3] + fields[4]
+    guests = sum(fields[8:10])  # counted as user time already
+    return (sum(fields) - idle - guests) / os.sysconf("SC_CLK_TCK")
+
+
+class Rounds:
+    """Measures points with workers that have been opened; `said` is what they answered then."""
+
+    def __init__(
+        self,
+        workers: Sequence[Asked],
+        said: dict[str, dict[str, Any]],
+        rounds: int,
+        *,
+        memory: Memory | None = None,
+        busy: Callable[[], float] = busy_seconds,
+        settle: float = SETTLE_SECONDS,
+    ) -> None:
+        self._workers, self._said, self._rounds = workers, said, rounds
+        self._memory, self._busy, self._settle = memory, busy, settle
+        self._everyone = [*workers, *([memory.worker] if memory else [])]
+
+    def measure(self, points: list[Point], progress: Progress = silent, what: str = "measuring") -> Iterator[Result]:
+        """One point after the other."""
+        points = in_order(points)
+        for done, point in enumerate(points):
+            progress(f"{what} {point}", done, len(points), "points")
+            yield self._point(point)
+        progress(what, len(points), len(points), "points")
+
+    def _point(self, point: Point) -> Result:
+        result = Result(point, self._contestants(point))
+        for one in result.contestants:
+            try:
+                one.worker.ask("prepare", variant=one.variant, kind=point.kind, n=point.n)
+            except WorkerError as error:
+                one.failure = str(error)
+        spare = self._rounds  # how many disturbed rounds may be measured again
+        turn = 0
+        while turn < self._rounds:
+            company, rates, read = self._round(result.contestants, point, backwards=turn % 2 == 1)
+            if spare and company.share(company.strangers) > STRANGERS:
+                spare -= 1
+                continue
+            turn += 1
+            result.company += company
+            for one, rate in rates:
+                one.rates.append(rate)
+            if read is not None:
+                result.reads.append(read)
+        return result
+
+    def _contestants(self, point: Point) -> list[Contestant]:
+        return [
+            Contestant(worker.name, variant, cache, worker)
+            for worker in self._workers
+            for variant, cache in self._said[worker.name]["variants"].items()
+            if point.kind in self._said[worker.name].get("kinds", KINDS)
+        ]
+
+    def _round(
+        self, contestants: list[Contestant], point: Point, backwards: bool
+    ) -> tuple[Company, list[tuple[Contestant, float]], float | None]:
+        """A burst of everyone. Every other round goes backwards, so that nobody always follows the same neighbour."""
+        company, rates, read = Company(), [], None
+        if self._memory is not None:
+            read = self._memory.bytes / self._burst(self._memory.worker, company)
+        order = {"kind": point.kind, "n": point.n, "steps": point.steps}
+        for one in reversed(contestants) if backwards else contestants:
+            if one.failure is None:
+                try:
+                    seconds = self._burst(one.worker, company, variant=one.variant, **order)
+                    rates.append((one, point.tokens * point.steps / seconds))
+                except WorkerError as error:
+                    one.failure = str(error)
+        return company, rates, read
+
+    def _burst(self, worker: Asked, company: Company, **order: Any) -> float:
+        """Seconds of one burst. Adds to `company` who else was busy meanwhile."""
+        time.sleep(self._settle)
+        others = [other for other in self._everyone if other is not worker]
+        began, busy = time.perf_counter(), self._busy()
+        own, waiting = worker.cpu_seconds(), sum(other.cpu_seconds() for other in others)
+        reply = worker.ask("burst", **order)
+        own, waiting = worker.cpu_seconds() - own, sum(other.cpu_seconds() for other in others) - waiting
+        strangers = self._busy() - busy - own - waiting
+        company += Company(time.perf_counter() - began, waiting, strangers)
+        return float(reply["seconds"])
 
 
 def opened(
     workers: Iterable[Asked], model: str, threads: int, points: list[Point], failures: dict[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Have every engine load the model; what each said, by name. Who cannot is named in `failures`."""
-    depth = max((point.positions for point in points), default=1) + HEADROOM
-    sequences = max((point.n for point in points if point.kind == "batch"), default=1)
+    order = {"model": model, "threads": threads, "points": [str(point) for point in points]}
     replies = {}
     for worker in workers:
         try:
             said = worker.ask("describe")
-            said |= worker.ask("open", model=model, threads=threads, context=depth, sequences=sequences)
+            said |= worker.ask("open", **order)
             replies[worker.name] = said
         except WorkerError as error:
             failures[worker.name] = str(error)
     return replies
-
-
-def results(
-    workers: list[Asked],
-    said: dict[str, dict[str, Any]],
-    points: list[Point],
-    rounds: int,
-    *,
-    reader: Asked | None = None,
-    idleness: Idleness | None = None,
-    progress: Progress = silent,
-    what: str = "measuring",
-) -> Iterator[Result]:
-    """Measure one point after the other; `said` is what the workers answered to "describe" and "open"."""
-    idleness = idleness or Idleness()
-    points = in_order(points)
-    for done, point in enumerate(points):
-        progress(f"{what} {point}", done, len(points), "points")
-        contestants = [
-            Contestant(worker.name, variant, cache, worker)
-            for worker in workers
-            for variant, cache in said[worker.name]["variants"].items()
-            if point.kind in said[worker.name].get("kinds", (point.kind,))
-        ]
-        result = Result(point, contestants)
-        for one in contestants:
-            _try(one, partial(one.worker.ask, "prepare", variant=one.variant, kind=point.kind, n=point.n))
-        for turn in range(rounds):
-            if reader is not None:
-                result.reads.append(_read(reader, workers, idleness))
-            alive = [one for one in contestants if one.failure is None]
-            # Every other round goes the other way, so that nobody always follows the same neighbour.
-            for one in alive if turn % 2 == 0 else reversed(alive):
-                _try(one, partial(_burst, one, point, workers, idleness))
-        yield result
-    progress(what, len(points), len(points), "points")
-
-
-def _try(one: Contestant, work: Callable[[], object]) -> None:
-    try:
-        work()
-    except WorkerError as error:
-        one.failure = str(error)
-
-
-def _burst(one: Contestant, point: Point, workers: list[Asked], idleness: Idleness) -> None:
-    """Note the tokens per second of one burst."""
-    order = {"variant": one.variant, "kind": point.kind, "n": point.n, "steps": point.steps}
-    seconds = _watched(one.worker, order, workers, idleness)["seconds"]
-    one.rates.append(point.tokens * point.steps / float(seconds))
-
-
-def _read(reader: Asked, workers: list[Asked], idleness: Idleness) -> float:
-    reply = _watched(reader, {}, workers, idleness)
-    return float(reply["bytes"]) / float(reply["seconds"])
-
-
-def _watched(worker: Asked, order: dict[str, Any], workers: list[Asked], idleness: Idleness) -> dict[str, Any]:
-    """Give one worker its turn, and see that the others rest."""
-    time.sleep(SETTLE_SECONDS)
-    others = [other for other in workers if other is not worker]
-    before, began = sum(other.cpu_seconds() for other in others), time.perf_counter()
-    reply = worker.ask("burst", **order)
-    idleness.waited += time.perf_counter() - began
-    idleness.used += sum(other.cpu_seconds() for other in others) - before
-    return reply
 
 
 def best(contestants: Iterable[Contestant], engine: str, caches: set[str] | None) -> Contestant | None:

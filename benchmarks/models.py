@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.points import Point, parse
 from qkv.errors import QkvError
+from qkv.inspect.speed import Point
 from qkv.progress import Progress
 from qkv.weights.names import resolve
 
@@ -31,7 +31,7 @@ MODELS = [
 DEPTHS = [128, 512, 2048, 4096, 8192]
 PROMPTS = [128, 512, 2048]
 BATCHES = [2, 4, 8, 16]
-QUICK = [parse(text) for text in ("prefill:512", "decode:128", "decode:512", "batch:8")]
+QUICK = [Point.parse(text) for text in ("prefill:512", "decode:128", "decode:512", "batch:8")]
 
 
 def default_points(model: BenchModel, quick: bool) -> list[Point]:

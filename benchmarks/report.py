@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from benchmarks.measure import Contestant, Result, best
-from benchmarks.points import FRACTION_BARS, Need, Point, bar_for
+from benchmarks.extras import Starting
+from benchmarks.measure import STRANGERS, Result, best
+from benchmarks.points import FRACTION_BARS, bar_for
+from qkv.inspect.plain import table
+from qkv.inspect.speed import Need, Point
 
 HOME = "qkv"
 CACHES = ("f16", "int8")
+WIDTHS = {"point": 12, "cache": 5, "qkv": 6, "ratio": 6, "bar": 12, "MB": 6, "GOP": 7, "GB/s": 5, "GOP/s": 5}
 
 
 @dataclass
@@ -29,6 +33,7 @@ class Row:
     step_bytes: float
     step_operations: float
     read: float | None  # bytes per second, the median of the same rounds
+    strangers: float = 0.0  # cores that other programs used during the rounds
     ratios: dict[str, float] = field(init=False)
     bars: dict[str, float] = field(init=False)
 
@@ -76,6 +81,7 @@ class Row:
             "gb_per_s": _short(self.step_bytes / self.seconds / 1e9),
             "gop_per_s": _short(self.step_operations / self.seconds / 1e9),
             "read_gb_per_s": None if self.read is None else _short(self.read / 1e9),
+            "strangers_cores": _short(self.strangers),
         }
 
 
@@ -98,6 +104,7 @@ def rows_of(model: str, result: Result, needs: dict[str, Need], peers: list[str]
                 needs[cache].bytes,
                 needs[cache].operations,
                 median(result.reads) if result.reads else None,
+                result.company.share(result.company.strangers),
             )
         )
     return rows
@@ -107,7 +114,7 @@ def header(peers: list[str]) -> list[str]:
     columns = ["point", "cache", "qkv"]
     for name in peers:
         columns += [name, "ratio"]
-    return [*columns, "bar", "MB", "GOP", "GB/s", "of read", "GOP/s"]
+    return [*columns, "bar", "MB", "GOP", "GB/s", "GOP/s", "of read"]
 
 
 def cells(row: Row, peers: list[str]) -> list[str]:
@@ -123,15 +130,38 @@ def cells(row: Row, peers: list[str]) -> list[str]:
     text.append(", ".join(bars))
     fraction = "–" if row.fraction is None else f"{row.fraction:.2f}"
     if row.fraction is not None and row.fraction_bar is not None:
-        fraction += f" (≥ {row.fraction_bar:.2f} {_verdict(row.fraction >= row.fraction_bar)})"
+        fraction += f" of {row.fraction_bar:.2f} {_verdict(row.fraction >= row.fraction_bar)}"
     need = [f"{row.step_bytes / 1e6:,.0f}", f"{row.step_operations / 1e9:,.2f}"]
     gops = row.step_operations / row.seconds / 1e9
-    return [*text, *need, f"{row.step_bytes / row.seconds / 1e9:.1f}", fraction, f"{gops:,.0f}"]
+    return [*text, *need, f"{row.step_bytes / row.seconds / 1e9:.1f}", f"{gops:,.0f}", fraction]
 
 
-def settings_text(contestants: list[Contestant]) -> list[str]:
-    """What could not be measured and why, one line each."""
-    return [f"{one.engine}, {one.variant}: {one.failure}" for one in contestants if one.failure is not None]
+def notes(result: Result) -> list[str]:
+    """What could not be measured and why, and whether the machine was quiet, one line each."""
+    lines = [f"{one.engine}, {one.variant}: {one.failure}" for one in result.contestants if one.failure is not None]
+    company = result.company
+    for cores, who in (
+        (company.share(company.strangers), "other programs"),
+        (company.share(company.waiting), "engines that had to wait"),
+    ):
+        if cores > STRANGERS:
+            lines.append(f"{result.point}: {who} used {cores:.2f} cores meanwhile; trust nothing of it")
+    return lines
+
+
+def line(texts: list[str], columns: list[str]) -> str:
+    """A row of the table; columns are as wide as their titles and their longest texts want."""
+    widths = [max(len(title), WIDTHS.get(title, 8)) for title in columns]
+    padded = [text.ljust(width) if i < 2 else text.rjust(width) for i, (text, width) in enumerate(zip(texts, widths))]  # noqa: B905
+    return "  ".join(padded).rstrip()
+
+
+def starting_table(rows: list[Starting]) -> str:
+    lines = [["", "load s", "first token s", "peak MB"]]
+    for row in rows:
+        peak = "–" if row.peak is None else f"{row.peak / 1e6:,.0f}"
+        lines.append([row.engine, f"{row.load:.2f}", f"{row.first:.2f}", peak])
+    return table(lines)
 
 
 def _verdict(met: bool) -> str:

@@ -4,10 +4,12 @@
 that it runs in whichever Python a peer is installed in. An engine has these methods; all times are in seconds:
 
     describe() -> {"version": str, "variants": {name: cache kind}, ...}
-    open(model, threads, context, sequences) -> {...}   weights loaded, ready to compute
+    open(model, threads, points) -> {...}               weights loaded; points ("decode:128") are what will be timed
     prepare(variant, kind, n)                           fill the cache as far as the point needs, and no timing yet
     burst(variant, kind, n, steps) -> seconds           of `steps` steps, after which the cache is as `prepare` left it
-    first(n) -> None                                    a prompt of n tokens in, one token out
+    first(n)                                            a prompt of n tokens in, one token out
+
+and may have more, which answer with seconds or with a dictionary.
 
 A point is "decode" at depth n (a step makes one token), "prefill" of n tokens (a step is the whole prompt), or "batch"
 of n sequences at depth 128 (a step makes one token for each).
@@ -19,27 +21,11 @@ import json
 import os
 import re
 import sys
-import time
 from pathlib import Path
-from typing import Any, Protocol
-
-BATCH_DEPTH = 128
-"""How many positions each sequence of a batch holds."""
+from typing import Any
 
 
-class Engine(Protocol):
-    def describe(self) -> dict[str, Any]: ...
-
-    def open(self, model: str, threads: int, context: int, sequences: int) -> dict[str, Any]: ...
-
-    def prepare(self, variant: str, kind: str, n: int) -> None: ...
-
-    def burst(self, variant: str, kind: str, n: int, steps: int) -> float: ...
-
-    def first(self, n: int) -> None: ...
-
-
-def serve(engine: Engine) -> None:
+def serve(engine: object) -> None:
     """Answer orders until standard input ends. Whatever else prints to standard output goes to standard error."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -53,14 +39,11 @@ def serve(engine: Engine) -> None:
         replies.flush()
 
 
-def _obey(engine: Engine, do: str, **order: Any) -> dict[str, Any]:
-    if do == "burst":
-        return {"seconds": engine.burst(**order)}
+def _obey(engine: object, do: str, **order: Any) -> dict[str, Any]:
     if do == "memory":
         return {"peak_bytes": peak_bytes()}
-    began = time.perf_counter()
-    reply = getattr(engine, do)(**order) or {}
-    return {"seconds": time.perf_counter() - began, **reply}
+    reply = getattr(engine, do)(**order)
+    return {"seconds": reply} if isinstance(reply, float) else reply or {}
 
 
 def peak_bytes() -> int | None:

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import llama_cpp as api
 import numpy as np
 
-from benchmarks.worker import BATCH_DEPTH, serve
+from benchmarks.worker import serve
 
 F16, Q8_0 = 1, 8  # ggml's numbers of its types
 STEP_TOKENS = 2048  # the library's own default for a logical batch
+BATCH_DEPTH = 128
 HEADROOM = 64  # positions that a burst may add
 
 
@@ -83,7 +84,7 @@ class LlamaCpp:
         build = api.llama_print_system_info().decode()
         return {"version": f"llama-cpp-python {api.__version__}", "variants": variants, "build": build}
 
-    def open(self, model: str, threads: int, context: int, sequences: int) -> dict[str, Any]:
+    def open(self, model: str, threads: int, points: Sequence[str]) -> dict[str, Any]:
         api.llama_log_set(_quiet, None)
         api.llama_backend_init()
         began = time.perf_counter()
@@ -93,7 +94,9 @@ class LlamaCpp:
         if not self._model:
             raise ValueError("llama.cpp cannot load this file")
         loaded = time.perf_counter() - began
-        self._threads, self._room = threads, context
+        self._threads = threads
+        lengths = [int(point.split(":")[1]) for point in points if not point.startswith("batch")]
+        self._room = max(lengths, default=BATCH_DEPTH) + HEADROOM
         self._contexts: dict[tuple[str, int], Context] = {}
         size = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
         self._ids = np.random.default_rng(0).integers(0, max(1, size - 300), 1 << 16).tolist()

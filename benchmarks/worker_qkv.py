@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import numpy as np
-
 import qkv
-from benchmarks.worker import BATCH_DEPTH, serve
+from benchmarks.worker import serve
+from qkv.inspect.speed import Bursts, Point
 from qkv.kernels import simd
-from qkv.kernels.formats import FORMATS, packed_bytes
-from qkv.model.compiled import Chunk, CompiledDecoder, compile_kernels
+from qkv.kernels.formats import format_name, packed_bytes
+from qkv.kernels.team import Program, Team
+from qkv.model.compiled import compile_kernels
+from qkv.model.paged import Chunk
 from qkv.weights.checkpoint import open_checkpoint
 from qkv.weights.load import formats_of, load_weights
 
@@ -20,74 +24,77 @@ CACHES = ("f16", "int8")
 
 
 class Qkv:
-    """Two decoders over the same weights, one for each kind of cache."""
+    """A decoder for each kind of cache, made when it is first needed, over the same weights."""
 
     def describe(self) -> dict[str, Any]:
         path = "VNNI" if simd.HAS_VNNI else "AVX2" if simd.HAS_AVX2 else "portable"
         return {"version": qkv.__version__, "variants": {cache: cache for cache in CACHES}, "build": path}
 
-    def open(self, model: str, threads: int, context: int, sequences: int) -> dict[str, Any]:
+    def open(self, model: str, threads: int, points: list[str]) -> dict[str, Any]:
         checkpoint = open_checkpoint(Path(model))
-        config = checkpoint.config
-        compile_kernels(formats_of(config, checkpoint.tensors, None))
+        compile_kernels(formats_of(checkpoint.config, checkpoint.tensors, None))
         began = time.perf_counter()
-        weights = load_weights(config, checkpoint.tensors, threads=threads)
-        self._decoders = {
-            cache: CompiledDecoder(
-                config, weights, cache=cache, context=context, threads=threads, outputs=max(1, sequences)
-            )
-            for cache in CACHES
-        }
+        self._weights = load_weights(checkpoint.config, checkpoint.tensors, threads=threads)
         loaded = time.perf_counter() - began
-        self._held = {cache: [decoder.new_cache()] for cache, decoder in self._decoders.items()}
-        self._ids = np.random.default_rng(0).integers(0, max(1, config.vocab_size - 300), 1 << 16).tolist()
-        head = weights.matrices[-1]
+        self._config, self._threads = checkpoint.config, threads
+        self._points = [Point.parse(point) for point in points]
+        self._bursts: dict[str, Bursts] = {}
+        head = self._weights.matrices[-1]
         return {
             "load_seconds": loaded,
-            "weight_bytes": weights.bytes_per_token,
-            "head_bytes": packed_bytes(list(FORMATS)[int(head["format"])], int(head["rows"]), int(head["columns"])),
+            "weight_bytes": self._weights.bytes_per_token,
+            "head_bytes": packed_bytes(format_name(head), int(head["rows"]), int(head["columns"])),
         }
 
     def prepare(self, variant: str, kind: str, n: int) -> None:
-        """Keep n sequences of 128 tokens, one of n tokens, or an empty one."""
-        decoder, held = self._decoders[variant], self._held[variant]
-        count, depth = {"decode": (1, n), "batch": (n, BATCH_DEPTH), "prefill": (1, 0)}[kind]
-        while len(held) > count:
-            decoder.release(held.pop())
-        held += [decoder.new_cache() for _ in range(count - len(held))]
-        for cache in held:
-            if cache.length > depth:
-                decoder.release(cache)
-            if cache.length < depth:
-                decoder.next_logits(self._ids[cache.length : depth], cache)
+        self._of(variant).prepare(Point(kind, n))
 
     def burst(self, variant: str, kind: str, n: int, steps: int) -> float:
-        decoder, held = self._decoders[variant], self._held[variant]
-        if kind == "prefill":
-            began = time.perf_counter()
-            for _ in range(steps):
-                decoder.next_logits(self._ids[:n], held[0])
-                decoder.release(held[0])
-            return time.perf_counter() - began
-        depths = [cache.length for cache in held]
-        self._step(decoder, held, 0)
-        began = time.perf_counter()
-        for step in range(1, 1 + steps):
-            self._step(decoder, held, step)
-        seconds = time.perf_counter() - began
-        for cache, depth in zip(held, depths, strict=True):
-            cache.length = depth
-        return seconds
+        return self._of(variant).burst(Point(kind, n))
 
     def first(self, n: int) -> None:
-        decoder = self._decoders["f16"]
-        cache = decoder.new_cache()
-        int(decoder.next_logits(self._ids[:n], cache)[0].argmax())
-        decoder.release(cache)
+        bursts = self._of("f16")
+        int(bursts.decoder.next_logits(bursts.ids[:n], bursts.decoder.new_cache())[0].argmax())
 
-    def _step(self, decoder: CompiledDecoder, held: list[Any], step: int) -> None:
-        first = step * len(held)
-        decoder.step([Chunk(cache, [self._ids[first + i]]) for i, cache in enumerate(held)])
+    def overhead(self, steps: int) -> dict[str, Any]:
+        """Median seconds of greedy decode steps at depth 128, and of what is not compiled code in them."""
+        bursts, point = self._of("f16"), Point("decode", 128)
+        bursts.prepare(point)
+        cache, token = bursts.held[0], bursts.ids[0]
+        inside: list[float] = []
+        whole: list[float] = []
+        with _timed_team(inside):
+            for _ in range(steps):
+                cache.length = point.depth
+                began = time.perf_counter()
+                token = int(bursts.decoder.step([Chunk(cache, [token])])[0].argmax())
+                whole.append(time.perf_counter() - began)
+        outside = [total - compiled for total, compiled in zip(whole, inside, strict=True)]
+        return {"step": median(whole), "outside": median(outside)}
+
+    def _of(self, variant: str) -> Bursts:
+        if variant not in self._bursts:
+            self._bursts[variant] = Bursts(
+                self._config, self._weights, self._points, cache=variant, threads=self._threads
+            )
+        return self._bursts[variant]
+
+
+@contextlib.contextmanager
+def _timed_team(times: list[float]) -> Iterator[None]:
+    """Note how long each run of the team takes."""
+    run = Team.run
+
+    def timed(self: Team, program: Program) -> None:
+        began = time.perf_counter()
+        run(self, program)
+        times.append(time.perf_counter() - began)
+
+    Team.run = timed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Team.run = run  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
