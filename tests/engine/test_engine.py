@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 from scripted_model import END, GREEDY, VOCAB, BurningError, ScriptedModel, all_free, by_hand, engine_of, expected, turn
 from scripted_model import run_all as run_all_steps
 
+from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import SamplingParams
 from qkv.errors import ContextLengthError, ParameterError, QkvError, QueueFullError, RequestCancelledError
 
@@ -381,6 +384,21 @@ def test_many_threads_each_get_what_they_would_get_alone(engine, model):
     assert max(map(len, model.steps)) > 1  # they did run together
 
 
+def test_a_finished_request_is_freed_without_the_garbage_collector(engine):
+    handle = engine.submit([1, 2], SamplingParams(temperature=0, n=2, max_tokens=3), mailbox=Mailbox())
+    handle.wait(30)
+    watched = [weakref.ref(handle), *map(weakref.ref, handle.generations)]
+    gc.disable()
+    try:
+        del handle
+        deadline = time.monotonic() + 5
+        while any(one() for one in watched) and time.monotonic() < deadline:
+            time.sleep(0.01)  # the engine's thread is on its way to sleep
+        assert not any(one() for one in watched)
+    finally:
+        gc.enable()
+
+
 def test_a_slow_reader_holds_nobody_up(engine):
     """The answer is complete although nobody reads."""
     handle = engine.submit([1], LONG)
@@ -435,6 +453,7 @@ def test_closing_from_the_engines_own_thread_works(model):
 
 EXIT = """
 from scripted_model import ScriptedModel, engine_of
+from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import SamplingParams
 import time
 model = ScriptedModel()

@@ -127,7 +127,7 @@ def test_no_memory_grows_with_the_number_of_prompts():
     for i in range(200):
         answer(engine, text(60 + i % 40, first=i))
     assert len(model.pool._key_of) == len(model.pool._block_of) == model.pool.kept <= 16
-    assert not engine._handles
+    assert not engine._handle_of
 
 
 @given(st.lists(st.integers(0, 2), max_size=100), st.lists(st.integers(0, 2), max_size=100))

@@ -89,7 +89,7 @@ class Engine:
     def _begin_anew(self) -> None:
         self.scheduler = self._new_scheduler()
         self._mail: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._handles: set[Handle] = set()
+        self._handle_of: dict[Generation, Handle] = {}  # of those that have not ended
         self._lock = threading.Lock()  # guards the start and the end of the thread
         self._thread: threading.Thread | None = None
 
@@ -141,7 +141,7 @@ class Engine:
                     f"{waiting} answers are waiting and the queue holds {self.max_queue}: try again later"
                 )
             handle.submitted = time.perf_counter()
-            self._handles.add(handle)
+            self._handle_of.update(dict.fromkeys(generations, handle))
             self._mail.put(partial(self._begin, handle))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="qkv-engine", daemon=True)
@@ -195,7 +195,8 @@ class Engine:
     def _end_all(self, failure: QkvError, cause: BaseException | None = None) -> None:
         """End every request, and forget everything."""
         failure.__cause__ = cause
-        handles, self._handles = self._handles, set()
+        handles = set(self._handle_of.values())
+        self._handle_of.clear()
         self.model.pool.reset()
         self.scheduler = self._new_scheduler()
         for handle in handles:
@@ -221,7 +222,11 @@ class Engine:
         for generation in handle.generations:
             self.scheduler.remove(generation)
             self.scheduler.prefix.withdraw(generation)
-        self._handles.discard(handle)
+        self._end(handle, error)
+
+    def _end(self, handle: Handle, error: BaseException | None = None) -> None:
+        for generation in handle.generations:
+            del self._handle_of[generation]
         handle.end(error)
 
     def _step(self) -> None:
@@ -242,14 +247,14 @@ class Engine:
         for work in plan:
             _, ids, outputs = work.chunk
             first, row = row, row + (1 if outputs == "last" else len(ids) if outputs == "all" else 0)
-            if not work.generation.handle.ended:  # another of its answers may have failed just now
+            if work.generation in self._handle_of:  # another of its request's answers may have failed just now
                 self._go_on(work, logits[first:row])
 
     def _fail_step(self, plan: list[Work], error: Exception) -> None:
         """End those whose step it was; if there was none, all."""
         generations = [work.generation for work in plan] or [*self.scheduler.running, *self.scheduler.waiting]
         text = str(error) if isinstance(error, QkvError) else f"the step failed: {type(error).__name__}: {error}"
-        for handle in {generation.handle: None for generation in generations}:
+        for handle in {self._handle_of[generation]: None for generation in generations}:
             failure = QkvError(f"{self.name} has been closed" if self._closed else text)
             failure.__cause__ = error
             self._fail(handle, failure)
@@ -259,7 +264,7 @@ class Engine:
         try:
             reason = self._take(work, rows)
         except BaseException as error:
-            self._fail(work.generation.handle, error)
+            self._fail(self._handle_of[work.generation], error)
             return
         generation = work.generation
         self.scheduler.prefix.publish(generation)
@@ -267,9 +272,9 @@ class Engine:
             return
         generation.finish_reason = reason
         self.scheduler.remove(generation)
-        if all(other.finish_reason for other in generation.handle.generations):
-            self._handles.discard(generation.handle)
-            generation.handle.end()
+        handle = self._handle_of[generation]
+        if all(other.finish_reason for other in handle.generations):
+            self._end(handle)
 
     def _take(self, work: Work, rows: NDArray[np.float32]) -> FinishReason | None:
         """Check the rows, and choose the next token if they say what it may be, or several if drafts were right."""
@@ -341,10 +346,10 @@ def _close_all() -> None:
 def _after_fork() -> None:
     """In a forked child the engine's thread does not exist: what was running goes on in the parent alone."""
     for engine in list(_engines):
-        handles = engine._handles
+        handle_of = engine._handle_of
         engine._begin_anew()
-        engine._handles = handles
-        for handle in handles:
+        engine._handle_of = handle_of
+        for handle in handle_of.values():
             handle.forked()
         engine._end_all(QkvError("this request runs in the process that this one was forked from"))
 

@@ -61,7 +61,6 @@ class Generation:
     """How many blocks have been offered to the prefix cache."""
     published: list[tuple[int, bytes]] = field(default_factory=list)
     """Those it took, with their keys."""
-    handle: Handle = field(init=False)
 
     def __post_init__(self) -> None:
         self.ids = list(self.prompt_ids)
@@ -91,8 +90,6 @@ class Handle:
         self, generations: Sequence[Generation], mailbox: Mailbox | None, cancel: Callable[[Handle], None]
     ) -> None:
         self.generations = list(generations)
-        for generation in self.generations:
-            generation.handle = self
         self.params = self.generations[0].params
         self.prompt_ids = self.generations[0].prompt_ids
         self.submitted = 0.0
@@ -126,5 +123,6 @@ class Handle:
         """Called by the engine, once."""
         self.error = error
         self._ended.set()
-        if self._mailbox is not None:
-            self._mailbox.put(self)
+        mailbox, self._mailbox = self._mailbox, None
+        if mailbox is not None:
+            mailbox.put(self)
