@@ -11,7 +11,7 @@ import pytest
 import qkv
 from qkv import SamplingParams
 from qkv.errors import ParameterError, QkvError
-from test_llm import opened, write_model
+from tinyllm import opened, write_model
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 9
 ASKED = SamplingParams(temperature=1.0, seed=3, max_tokens=20, logprobs=True, top_logprobs=20, prompt_logprobs=True)

@@ -14,7 +14,7 @@ from qkv.cli import evaluate
 from qkv.cli.main import execute
 from qkv.weights.checkpoint import open_checkpoint
 from qkv.weights.load import load_weights, packed_size
-from test_llm import opened, write_model
+from tinyllm import opened, write_model
 
 CACHE = os.environ.get("QKV_CACHE")
 TEXT = "".join(chr(32 + n % 95) for n in np.random.default_rng(1).integers(0, 10**6, 700))
