@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
 
 from qkv.engine.params import SamplingParams
@@ -135,3 +139,10 @@ def test_what_was_given_can_change_afterwards_without_changing_the_request():
 def test_the_tokens_that_end_an_answer():
     assert SamplingParams(stop_token_ids=[7]).ending_ids([1, 2]) == {1, 2, 7}
     assert SamplingParams(stop_token_ids=[7], ignore_eos=True).ending_ids([1, 2]) == {7}
+
+
+def test_the_book_has_a_row_for_every_field():
+    page = Path(__file__).resolve().parents[2] / "docs/09-sampling.md"
+    table = page.read_text(encoding="utf-8").partition("| field of `SamplingParams` |")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(field.name for field in fields(SamplingParams))
