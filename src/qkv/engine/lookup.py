@@ -32,7 +32,13 @@ class Lookup:
         if len(ids) < self._silent_until:
             return []
         start = self._ends.get(tuple(ids[-GRAM:]))
-        return [] if start is None else list(ids[start : start + min(most, self._size)])
+        if start is None:
+            return []
+        drafts = list(ids[start : start + min(most, self._size)])
+        period = len(ids) - start  # a text that repeats itself goes on doing so
+        while len(drafts) < min(most, self._size):
+            drafts.append(drafts[-period])
+        return drafts
 
     def learn(self, length: int, drafts: int, accepted: int) -> None:
         """Of `drafts` guesses the first `accepted` were right, and the text has `length` tokens now."""
