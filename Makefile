@@ -11,7 +11,7 @@ help:
 	@echo "make test-all  everything, with torch and transformers as oracles, under 60 minutes"
 	@echo "make fuzz      200,000 damaged model files and more; QKV_FUZZ_COUNT is the number of each kind"
 	@echo "make lint      ruff and mypy"
-	@echo "make bench     the benchmarks"
+	@echo "make bench     qkv beside the engines that are installed, about half an hour; BENCH=--quick for three minutes"
 	@echo "make docs      the book as a site, in site/"
 
 demo: .venv/installed
@@ -35,7 +35,7 @@ lint: .venv/test
 	$(BIN)/mypy
 
 bench: .venv/installed
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	$(BIN)/python -m benchmarks.compare $(BENCH)
 
 docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --clean --strict

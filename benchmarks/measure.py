@@ -107,11 +107,12 @@ class Rounds:
         rounds: int,
         *,
         memory: Memory | None = None,
-        busy: Callable[[], float] = busy_seconds,
-        settle: float = SETTLE_SECONDS,
+        busy: Callable[[], float] | None = None,
+        settle: float | None = None,
     ) -> None:
         self._workers, self._said, self._rounds = workers, said, rounds
-        self._memory, self._busy, self._settle = memory, busy, settle
+        self._memory, self._busy = memory, busy or busy_seconds
+        self._settle = SETTLE_SECONDS if settle is None else settle
         self._everyone = [*workers, *([memory.worker] if memory else [])]
 
     def measure(self, points: list[Point], progress: Progress = silent, what: str = "measuring") -> Iterator[Result]:

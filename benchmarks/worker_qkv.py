@@ -54,7 +54,9 @@ class Qkv:
 
     def first(self, n: int) -> None:
         bursts = self._of("f16")
-        int(bursts.decoder.next_logits(bursts.ids[:n], bursts.decoder.new_cache())[0].argmax())
+        bursts.prepare(Point("prefill", n))
+        int(bursts.decoder.next_logits(bursts.ids[:n], bursts.held[0])[0].argmax())
+        bursts.decoder.release(bursts.held[0])
 
     def overhead(self, steps: int) -> dict[str, Any]:
         """Median seconds of greedy decode steps at depth 128, and of what is not compiled code in them."""
