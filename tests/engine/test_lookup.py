@@ -34,7 +34,7 @@ def test_right_guesses_make_them_longer_and_wrong_ones_rarer():
     for _ in range(4):
         sizes.append(len(lookup.propose(ids, 100)))
         lookup.learn(len(ids), sizes[-1], sizes[-1])
-    assert sizes == [FIRST, 2 * FIRST, MOST, MOST]
+    assert sizes == [FIRST, MOST, MOST, MOST]
     pauses = []
     for _ in range(9):
         lookup.learn(len(ids), 4, 0)
@@ -42,7 +42,7 @@ def test_right_guesses_make_them_longer_and_wrong_ones_rarer():
         while not lookup.propose(ids, 100):
             ids.append(ids[-8])
         pauses.append(len(ids) - start)
-    assert pauses == [2, 4, 8, 16, 32, *[LONGEST_PAUSE] * 4]
+    assert pauses == [4, 8, 16, 32, *[LONGEST_PAUSE] * 5]
     lookup.learn(len(ids), 4, 4)
     assert lookup.propose(ids, 100)
 

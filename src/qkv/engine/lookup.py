@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 GRAM = 3  # so many tokens must have been there before
-FIRST, MOST = 4, 12  # drafts of a step: at first, and after guesses that were right
-LONGEST_PAUSE = 64  # tokens
+FIRST, MOST = 3, 7  # drafts of a step, and after guesses that were right: with its own token it then has 4 or 8
+FIRST_PAUSE, LONGEST_PAUSE = 4, 64  # tokens
 
 
 class Lookup:
@@ -42,13 +42,9 @@ class Lookup:
 
     def learn(self, length: int, drafts: int, accepted: int) -> None:
         """Of `drafts` guesses the first `accepted` were right, and the text has `length` tokens now."""
-        if accepted == drafts:
-            self._size = min(2 * self._size, MOST)
-            self._pause = 0
-        elif accepted == 0:
-            self._size = FIRST
-            self._pause = min(max(2 * self._pause, 2), LONGEST_PAUSE)
-            self._silent_until = length + self._pause
-        else:
-            self._size = max(FIRST, accepted + 1)
+        self._size = MOST if accepted == drafts else FIRST
+        if accepted:
             self._pause //= 2
+        else:
+            self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
+            self._silent_until = length + self._pause

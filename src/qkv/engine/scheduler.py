@@ -26,8 +26,9 @@ FEWEST_TOKENS = 16
 FIRST_GUESS = 64
 """How many tokens a step of that length takes, before there was one."""
 MOST_RUNNING = 64
-MOST_DRAFTS = 32
-"""Drafts of all answers in one step; more of them cost more than they bring."""
+MOST_GUESSING = 12
+"""No drafts make a step longer than so many tokens. The more answers share a step, the more a token adds to its time:
+alone, three guesses cost about half a step; beside fifteen others, they cost more than they bring."""
 
 
 class Work(NamedTuple):
@@ -88,7 +89,7 @@ class Scheduler:
     def _decodes(self) -> list[Work]:
         plan: list[Work] = []
         at = 0
-        spare = min(self._rows - len(self.running), MOST_DRAFTS)
+        spare = min(self._rows, MOST_GUESSING) - len(self.running)
         while at < len(self.running):
             generation = self.running[at]
             if generation.remaining == 1 and self._make_room(generation):
