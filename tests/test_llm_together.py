@@ -12,9 +12,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from qkv import SamplingParams
+from qkv.completion import Answering, Stream
 from qkv.errors import ContextLengthError, ParameterError, QkvError, QueueFullError
 from qkv.model.compiled import block_bytes
 from tinyllm import CONFIG, GREEDY, HELLO, RANDOM, come_back, held_up, opened, write_model
@@ -111,6 +113,47 @@ def test_logprobs_come_along(llm):
     assert len(answer.prompt_logprobs) == 4
     plain = llm.generate("Hello", GREEDY)
     assert plain.logprobs is plain.prompt_logprobs is None
+
+
+class Dictation:
+    """A guide that lets nothing through but the next token of a text."""
+
+    def __init__(self, ids):
+        self.ids = list(ids)
+
+    def allowed(self):
+        mask = np.zeros(-(-CONFIG.vocab_size // 32), np.uint32)
+        mask[self.ids[0] // 32] = 1 << self.ids[0] % 32
+        return mask
+
+    def push(self, token):
+        assert token == self.ids.pop(0)
+
+
+CALL = 'Let me see.\n<tool_call>\n{"name": "look", "arguments": {"at": "the sky"}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize("speculation", [None, "prompt"])
+def test_tool_calls_come_apart_from_the_text(folder, speculation):
+    """Streamed arguments add up to the object; without tools the same tokens are text."""
+    with opened(folder, speculation=speculation) as llm:
+        ids = llm.tokenizer.encode(CALL)
+        params = SamplingParams(temperature=0, stop_token_ids=[3])
+        answers = {}
+        for tools in (None, TOOLS):
+            job = replace(llm._chat_job(HELLO, params, None, tools), guide=lambda: Dictation([*ids, 3]))
+            stream = Stream(Answering(job))
+            chunks = list(stream)
+            answers[tools is None] = stream.completion
+            assert "".join(chunk.text for chunk in chunks) == stream.completion.text
+            deltas = [delta for chunk in chunks for delta in chunk.tool_calls]
+            assert "".join(delta.arguments for delta in deltas) == ("" if tools is None else '{"at": "the sky"}')
+        assert (answers[True].text, answers[True].finish_reason, answers[True].tool_calls) == (CALL, "stop", ())
+        (call,) = answers[False].tool_calls
+        assert (call.name, call.arguments) == ("look", '{"at": "the sky"}')
+        assert answers[False].finish_reason == "tool_calls"
+        assert "tool_call" not in answers[False].text
 
 
 # ------------------------------------------------------------------------------------------ the prefix cache
@@ -303,6 +346,7 @@ def test_a_stream_keeps_its_model(folder):
 FORK = """
 import os, signal, sys
 from qkv import LLM, SamplingParams
+from qkv.completion import Answering, Stream
 from qkv.errors import QkvError
 params = SamplingParams(temperature=0, max_tokens=24)
 llm = LLM(sys.argv[1], weights="f32", threads=2, context=256)

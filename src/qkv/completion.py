@@ -7,17 +7,19 @@ yet waits in a mailbox; the engine never waits for the reader.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from qkv.engine.engine import Engine
 from qkv.engine.guide import Guide
 from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import SamplingParams
-from qkv.engine.request import FinishReason, Generation, Handle
+from qkv.engine.request import Generation, Handle
 from qkv.engine.sampling import Choice
 from qkv.errors import QkvError
-from qkv.text.output import OutputPipeline
+from qkv.text.output import Delta, OutputPipeline
+from qkv.text.tools import ToolCall, ToolCallDelta, collect
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Chunk:
     thinking: str
     index: int = 0
     """Which of the n answers it belongs to."""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    """What it adds to the tools' calls."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +83,17 @@ class Completion:
     thinking: str
     """What the model wrote between its thinking markers; never part of `text`."""
     token_ids: list[int]
-    finish_reason: FinishReason
-    """"stop": an end token or a stop string; "length": max_tokens or the end of the context."""
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    """"stop": an end token or a stop string; "length": max_tokens or the end of the context; "tool_calls": it ended,
+    and it has calls."""
     seed: int
     timings: Timings
     logprobs: list[Choice] | None = None
     """Each token with its log-probability and the likeliest others, if asked for."""
     prompt_logprobs: list[float] | None = None
-    """Of the prompt's tokens from the second on, if asked for."""
+    """Of the prompt's tokens from the second on, if asked for; with the first of n answers."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The tools that the model calls, if tools were given; never part of `text`."""
     others: tuple[Completion, ...] = ()
     """With n > 1 the other answers to the same prompt: this one is the first of them."""
 
@@ -101,35 +108,35 @@ class Writer:
 
     def __init__(self, pipeline: OutputPipeline, index: int, mailbox: Mailbox | None) -> None:
         self._pipeline, self._index, self._mailbox = pipeline, index, mailbox
-        self._text: list[str] = []
-        self._thinking: list[str] = []
+        self._deltas: list[Delta] = []
 
     def push(self, choice: Choice) -> bool:
         """Take a token; True if a stop string ends the text."""
-        delta = self._pipeline.push(choice.token)
-        self._write(delta.content, delta.thinking)
-        return delta.stopped
+        return self._write(self._pipeline.push(choice.token)).stopped
 
-    def finish(self) -> None:
-        """No more tokens come: write what was held back."""
-        delta = self._pipeline.finish()
-        self._write(delta.content, delta.thinking)
+    def finish(self, generation: Generation, timings: Timings) -> Completion:
+        """No more tokens come: write what was held back; the whole answer."""
+        self._write(self._pipeline.finish())
+        params = generation.params
+        assert generation.finish_reason is not None and params.seed is not None
+        return Completion(
+            text="".join(delta.content for delta in self._deltas),
+            thinking="".join(delta.thinking for delta in self._deltas),
+            token_ids=generation.token_ids,
+            finish_reason=self._pipeline.finish_reason(generation.finish_reason),
+            seed=params.seed,
+            timings=timings,
+            logprobs=generation.choices if params.logprobs else None,
+            prompt_logprobs=generation.prompt_logprobs if params.prompt_logprobs and not self._index else None,
+            tool_calls=tuple(collect(call for delta in self._deltas for call in delta.tool_calls)),
+        )
 
-    def _write(self, text: str, thinking: str) -> None:
-        self._text.append(text)
-        self._thinking.append(thinking)
-        if self._mailbox is not None and (text or thinking):
-            self._mailbox.put(Chunk(text, thinking, self._index))
-
-    @property
-    def text(self) -> str:
-        """The answer so far."""
-        return "".join(self._text)
-
-    @property
-    def thinking(self) -> str:
-        """The thinking so far."""
-        return "".join(self._thinking)
+    def _write(self, delta: Delta) -> Delta:
+        if delta.content or delta.thinking or delta.tool_calls:
+            self._deltas.append(delta)
+            if self._mailbox is not None:
+                self._mailbox.put(Chunk(delta.content, delta.thinking, self._index, delta.tool_calls))
+        return delta
 
 
 @dataclass(frozen=True)
@@ -139,8 +146,10 @@ class Job:
     engine: Engine
     prompt_ids: list[int]
     params: SamplingParams
-    guides: Sequence[Guide | None]
-    pipelines: Sequence[OutputPipeline]
+    pipeline: Callable[[], OutputPipeline]
+    """Makes what makes text of one answer's tokens."""
+    guide: Callable[[], Guide] | None
+    """Makes what restricts one answer."""
     decode_bytes: Callable[[int, int], float]
     """Of a prompt's tokens and the steps after it: what these read."""
     owner: object = None
@@ -148,10 +157,10 @@ class Job:
 
     def start(self, mailbox: Mailbox, *, chunks: bool) -> Running:
         """Queue it. The mailbox gets the handle at the end, and the chunks before if they are wanted."""
-        writers = [Writer(pipeline, i, mailbox if chunks else None) for i, pipeline in enumerate(self.pipelines)]
-        handle = self.engine.submit(
-            self.prompt_ids, self.params, guides=self.guides, sinks=writers, mailbox=mailbox
-        )  # fmt: skip
+        answers = range(self.params.n)
+        writers = [Writer(self.pipeline(), i, mailbox if chunks else None) for i in answers]
+        guides = [] if self.guide is None else [self.guide() for _ in answers]
+        handle = self.engine.submit(self.prompt_ids, self.params, guides=guides, sinks=writers, mailbox=mailbox)
         return Running(self, handle, writers)
 
 
@@ -166,32 +175,23 @@ class Running:
     def completion(self) -> Completion:
         """The answers of a request that has ended. Raises what ended it otherwise."""
         generations = self.handle.wait()
-        for writer in self.writers:
-            writer.finish()
-        first, *others = map(self._completion, generations, self.writers)
+        first, *others = [
+            writer.finish(generation, self._timings(generation))
+            for writer, generation in zip(self.writers, generations, strict=True)
+        ]
         return replace(first, others=tuple(others))
 
-    def _completion(self, generation: Generation, writer: Writer) -> Completion:
-        assert generation.finish_reason is not None and generation.params.seed is not None
-        return Completion(
-            text=writer.text,
-            thinking=writer.thinking,
-            token_ids=generation.token_ids,
-            finish_reason=generation.finish_reason,
-            seed=generation.params.seed,
-            timings=Timings(
-                prompt_tokens=len(generation.prompt_ids),
-                first_token_seconds=generation.first_token - generation.started,
-                decode_steps=generation.decode_steps,
-                decode_seconds=generation.last_token - generation.first_token,
-                decode_bytes=self.job.decode_bytes(len(generation.prompt_ids), generation.decode_steps),
-                reused_tokens=generation.reused,
-                queued_seconds=generation.started - self.handle.submitted,
-                drafted_tokens=generation.drafted,
-                accepted_tokens=generation.accepted,
-            ),
-            logprobs=generation.choices if generation.params.logprobs else None,
-            prompt_logprobs=self.handle.generations[0].prompt_logprobs if generation.params.prompt_logprobs else None,
+    def _timings(self, generation: Generation) -> Timings:
+        return Timings(
+            prompt_tokens=len(generation.prompt_ids),
+            first_token_seconds=generation.first_token - generation.started,
+            decode_steps=generation.decode_steps,
+            decode_seconds=generation.last_token - generation.first_token,
+            decode_bytes=self.job.decode_bytes(len(generation.prompt_ids), generation.decode_steps),
+            reused_tokens=generation.reused,
+            queued_seconds=generation.started - self.handle.submitted,
+            drafted_tokens=generation.drafted,
+            accepted_tokens=generation.accepted,
         )
 
 

@@ -252,20 +252,31 @@ class LLM:
         ids = encode_chat(self._template, self.tokenizer, messages, tools=tools, thinking=thinking)
         markers = self.tokenizer.id("<think>"), self.tokenizer.id("</think>")
         split = partial(ThinkingSplit, *markers, ids, self.tokenizer.special_ids)
-        return self._job(ids, params, thinking=thinking is not False, split=split)
+        return self._job(ids, params, thinking=thinking is not False, split=split, tools=bool(tools))
 
     def _job(
-        self, ids: list[int], params: SamplingParams | None, *, thinking: bool, split: Callable[[], ThinkingSplit]
+        self,
+        ids: list[int],
+        asked: SamplingParams | None,
+        *,
+        thinking: bool,
+        split: Callable[[], ThinkingSplit],
+        tools: bool = False,
     ) -> Job:
         """A request that can run, with everything about it checked."""
-        if not isinstance(params, SamplingParams | None):
-            raise ParameterError(f"params must be SamplingParams, not {type(params).__name__}")
+        if not isinstance(asked, SamplingParams | None):
+            raise ParameterError(f"params must be SamplingParams, not {type(asked).__name__}")
         defaults = model_defaults(self.config.architecture, self._generation_config, thinking=thinking)
-        params = (params or SamplingParams()).with_defaults(defaults)
-        checked = self._engine.check(ids, params)
-        pipelines = [OutputPipeline(self.tokenizer, params.stop, split()) for _ in range(params.n)]
-        read = partial(decode_bytes, self.config, self.cache, self.weight_bytes)
-        return Job(self._engine, checked, params, (), pipelines, read, owner=self)
+        params = (asked or SamplingParams()).with_defaults(defaults)
+        return Job(
+            engine=self._engine,
+            prompt_ids=self._engine.check(ids, params),
+            params=params,
+            pipeline=lambda: OutputPipeline(self.tokenizer, params.stop, split(), tools=tools),
+            guide=None,
+            decode_bytes=partial(decode_bytes, self.config, self.cache, self.weight_bytes),
+            owner=self,
+        )
 
     def _batch(self, jobs: list[Job], progress: Progress = silent) -> Batch:
         return Batch(jobs, progress)
