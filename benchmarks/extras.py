@@ -96,9 +96,9 @@ def _start(launch: Launch, model: Path, threads: int, start: Start) -> tuple[flo
 
 
 def overhead(model: Path, threads: int, start: Start = Worker) -> Check:
-    """What a greedy decode step takes outside the compiled code. Raises WorkerError."""
+    """What a greedy decode step of the engine takes outside the compiled code. Raises WorkerError."""
     with closing(start(HOME)) as worker:
-        worker.ask("open", model=str(model), threads=threads, points=["decode:128"])
+        worker.ask("open", model=str(model), threads=threads, points=["decode:512"])
         outside = float(worker.ask("overhead", steps=OVERHEAD_STEPS)["outside"])
     return Check("a step outside the compiled code", outside * 1e3, OVERHEAD_BAR * 1e3, " ms")
 

@@ -1,22 +1,23 @@
-"""qkv as a worker of `compare`: the compiled decoder itself, without the engine around it."""
+"""qkv as a worker of `compare`: the compiled decoder itself, without the engine around it (but for `overhead`)."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import qkv
 from benchmarks.worker import serve
-from qkv.inspect.speed import Bursts, Point
+from qkv.engine.engine import Engine
+from qkv.engine.params import SamplingParams
+from qkv.inspect.speed import BATCH_DEPTH, Bursts, Point
 from qkv.kernels import simd
 from qkv.kernels.formats import format_name, packed_bytes
-from qkv.kernels.team import Program, Team
-from qkv.model.compiled import compile_kernels
-from qkv.model.paged import Chunk
+from qkv.model.compiled import CompiledDecoder, compile_kernels
 from qkv.weights.checkpoint import open_checkpoint
 from qkv.weights.load import formats_of, load_weights
 
@@ -59,20 +60,21 @@ class Qkv:
         bursts.decoder.release(bursts.held[0])
 
     def overhead(self, steps: int) -> dict[str, Any]:
-        """Median seconds of greedy decode steps at depth 128, and of what is not compiled code in them."""
-        bursts, point = self._of("f16"), Point("decode", 128)
-        bursts.prepare(point)
-        cache, token = bursts.held[0], bursts.ids[0]
-        inside: list[float] = []
-        whole: list[float] = []
-        with _timed_team(inside):
-            for _ in range(steps):
-                cache.length = point.depth
-                began = time.perf_counter()
-                token = int(bursts.decoder.step([Chunk(cache, [token])])[0].argmax())
-                whole.append(time.perf_counter() - began)
-        outside = [total - compiled for total, compiled in zip(whole, inside, strict=True)]
-        return {"step": median(whole), "outside": median(outside)}
+        """Median seconds of the engine's greedy decode steps after 128 tokens, and of what is not compiled in them."""
+        bursts = self._of("f16")
+        bursts.prepare(Point("prefill", BATCH_DEPTH))
+        decoder = bursts.decoder
+        engine = Engine(decoder, vocab_size=self._config.vocab_size, context=decoder.context, end_ids=())
+        times: list[tuple[float, float]] = []
+        with _timed(decoder, times):
+            engine.submit(bursts.ids[:BATCH_DEPTH], SamplingParams(temperature=0, max_tokens=steps)).wait()
+        engine.close()
+        decoding = times[-steps + 1 :]
+        pairs = list(pairwise(decoding))
+        return {
+            "step": median(after[0] - before[0] for before, after in pairs),
+            "outside": median(after[0] - before[1] for before, after in pairs),
+        }
 
     def _of(self, variant: str) -> Bursts:
         if variant not in self._bursts:
@@ -83,20 +85,24 @@ class Qkv:
 
 
 @contextlib.contextmanager
-def _timed_team(times: list[float]) -> Iterator[None]:
-    """Note how long each run of the team takes."""
-    run = Team.run
+def _timed(decoder: CompiledDecoder, times: list[tuple[float, float]]) -> Iterator[None]:
+    """Note when thread 0 enters and leaves the compiled step."""
+    program = decoder._program
+    entry = program.entry
 
-    def timed(self: Team, program: Program) -> None:
+    def timed(tid: int, *arguments: Any) -> Any:
+        if tid != 0:
+            return entry(tid, *arguments)
         began = time.perf_counter()
-        run(self, program)
-        times.append(time.perf_counter() - began)
+        outcome = entry(tid, *arguments)
+        times.append((began, time.perf_counter()))
+        return outcome
 
-    Team.run = timed  # type: ignore[method-assign]
+    program.entry = timed
     try:
         yield
     finally:
-        Team.run = run  # type: ignore[method-assign]
+        program.entry = entry
 
 
 if __name__ == "__main__":

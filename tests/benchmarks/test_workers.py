@@ -114,5 +114,6 @@ def test_qkv_as_an_engine(tmp_path, monkeypatch):
             engine.prepare(variant, kind, int(n))
             assert engine.burst(variant, kind, int(n), 8) > 0
     engine.first(20)
+    engine.open(str(tmp_path), 2, ["decode:300"])
     times = engine.overhead(20)
     assert 0 < times["outside"] < times["step"]
