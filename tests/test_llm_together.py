@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from qkv import SamplingParams
 from qkv.completion import Answering, Stream
 from qkv.errors import ContextLengthError, ParameterError, QkvError, QueueFullError
 from qkv.model.compiled import block_bytes
-from tinyllm import CONFIG, GREEDY, HELLO, RANDOM, come_back, held_up, opened, write_model
+from tinyllm import CONFIG, GREEDY, HELLO, RANDOM, TEMPLATE, come_back, held_up, opened, write_model
 
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 
@@ -142,7 +144,7 @@ def test_tool_calls_come_apart_from_the_text(folder, speculation):
         params = SamplingParams(temperature=0, stop_token_ids=[3])
         answers = {}
         for tools in (None, TOOLS):
-            job = replace(llm._chat_job(HELLO, params, None, tools), guide=lambda: Dictation([*ids, 3]))
+            job = replace(llm._chat_job(HELLO, params, None, tools, None), guide=lambda: Dictation([*ids, 3]))
             stream = Stream(Answering(job))
             chunks = list(stream)
             answers[tools is None] = stream.completion
@@ -154,6 +156,74 @@ def test_tool_calls_come_apart_from_the_text(folder, speculation):
         assert (call.name, call.arguments) == ("look", '{"at": "the sky"}')
         assert answers[False].finish_reason == "tool_calls"
         assert "tool_call" not in answers[False].text
+
+
+STRUCTURES = {
+    "choices": ({"choices": ["alpha", "beta", "gamma"]}, "alpha|beta|gamma"),
+    "regex": ({"regex": "[0-9]{3}-[a-f]{2,8}"}, "[0-9]{3}-[a-f]{2,8}"),
+    "json_schema": ({"json_schema": {"enum": [1, "two", [3, 3, 3, 3]]}}, r'1|"two"|\[\s*3,\s*3,\s*3,\s*3\s*\]'),
+    "grammar": ({"grammar": 'start: "ab"~3..5'}, "(ab){3,5}"),
+}
+
+
+@pytest.fixture(scope="module")
+def ending(tmp_path_factory):
+    """A folder of a model that has an end token."""
+    return write_model(tmp_path_factory.mktemp("ending") / "tiny", eos=256)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures_hold_and_speculation_changes_nothing(ending, name):
+    fields, pattern = STRUCTURES[name]
+    with opened(ending) as plain, opened(ending, speculation="prompt") as guessing:
+        no_thinking = {plain.tokenizer.id("<think>"): -100}
+        greedy = SamplingParams(temperature=0, logit_bias=no_thinking, **fields)
+        for params in (greedy, replace(greedy, temperature=1, seed=2, n=2)):
+            answer, other = plain.chat(HELLO, params), guessing.chat(HELLO, params)
+            assert all(re.fullmatch(pattern, one.text) for one in answer.choices)
+            assert all(one.finish_reason == "stop" for one in answer.choices)
+            assert [one.token_ids for one in answer.choices] == [one.token_ids for one in other.choices]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"json_schema": {"type": "xml"}},
+        {"regex": "("},
+        {"grammar": "start: nothing"},
+        {"thinking_budget": 3},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_structures_that_cannot_be_are_refused_before_anything_is_queued(ending, fields):
+    with opened(ending) as llm:
+        for call in (llm.generate, llm.stream):
+            with pytest.raises(ParameterError, match=rf"^{next(iter(fields))}"):
+                call("Hello", SamplingParams(**fields))
+        assert llm._engine._thread is None
+
+
+def test_a_tool_that_must_be_called_is_called(ending):
+    with opened(ending, context=1000) as llm:
+        schema = {"enum": [{"at": "sky"}, {"at": "sea"}]}
+        tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
+        choice = {"type": "function", "function": {"name": "look"}}
+        answer = llm.chat(HELLO, SamplingParams(temperature=0), tools=[tool], tool_choice=choice)
+        assert answer.finish_reason == "tool_calls"
+        assert {json.loads(call.arguments)["at"] for call in answer.tool_calls} <= {"sky", "sea"}
+        assert {call.name for call in answer.tool_calls} == {"look"}
+        with pytest.raises(ParameterError, match=r"^tool_choice"):
+            llm.chat(HELLO, tools=[tool], tool_choice={"type": "function", "function": {"name": "hear"}})
+
+
+@pytest.mark.parametrize("budget", [0, 5])
+def test_a_thinking_budget_closes_the_thinking(tmp_path, budget):
+    template = TEMPLATE.replace("assistant\n", "assistant\n<think>")
+    with opened(write_model(tmp_path / "m", template=template)) as llm:
+        closing = llm.tokenizer.id("</think>")
+        answer = llm.chat(HELLO, replace(GREEDY, thinking_budget=budget))
+        assert answer.token_ids.index(closing) == budget
+        assert len(answer.thinking) <= budget < len(answer.text)
 
 
 # ------------------------------------------------------------------------------------------ the prefix cache

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -28,10 +29,12 @@ from qkv.model.compiled import CompiledDecoder, block_bytes, compile_kernels, po
 from qkv.model.config import ModelConfig
 from qkv.model.cost import decode_bytes
 from qkv.progress import Progress, silent
+from qkv.text.guides import Guides
 from qkv.text.output import OutputPipeline
 from qkv.text.template import ChatTemplate, encode_chat
 from qkv.text.thinking import ThinkingSplit
 from qkv.text.tokenizer import Tokenizer
+from qkv.text.toolchoice import ToolChoice, Tools, may_call
 from qkv.weights.checkpoint import Checkpoint, open_checkpoint
 from qkv.weights.load import formats_of, load_weights
 from qkv.weights.names import resolve
@@ -122,6 +125,7 @@ class LLM:
             speculation=speculation == "prompt",
             name=self.name,
         )
+        self._guides = Guides(self.tokenizer, vocab_size=self.config.vocab_size, end_ids=checkpoint.end_ids)
         self._end = weakref.finalize(self, _end, self._engine, decoder)
         self._end.atexit = False  # the engine has its own
 
@@ -163,13 +167,16 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         thinking: bool | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice = None,
     ) -> Completion:
         """Answer a conversation: messages as OpenAI clients send them, {"role": …, "content": …}.
 
-        `thinking` turns a thinking model's thinking on or off; None leaves it to the model's template.
+        thinking: turns a thinking model's thinking on or off; None leaves it to the model's template.
+        tools: functions that the model may call, as OpenAI clients send them.
+        tool_choice: whether it must: "auto", "none", "required" or {"type": "function", "function": {"name": …}}.
         """
-        return self._batch([self._chat_job(messages, params, thinking, tools)]).run()[0]
+        return self._batch([self._chat_job(messages, params, thinking, tools, tool_choice)]).run()[0]
 
     async def achat(
         self,
@@ -177,10 +184,11 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         thinking: bool | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice = None,
     ) -> Completion:
         """Like `chat`, for coroutines."""
-        return (await self._batch([self._chat_job(messages, params, thinking, tools)]).arun())[0]
+        return (await self._batch([self._chat_job(messages, params, thinking, tools, tool_choice)]).arun())[0]
 
     # -------------------------------------------------------------------------------------- answers in pieces
 
@@ -197,10 +205,11 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         thinking: bool | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice = None,
     ) -> Stream:
         """Like `chat`, piece by piece."""
-        return Stream(Answering(self._chat_job(messages, params, thinking, tools)))
+        return Stream(Answering(self._chat_job(messages, params, thinking, tools, tool_choice)))
 
     # -------------------------------------------------------------------------------------- texts that are there
 
@@ -236,14 +245,15 @@ class LLM:
         if not isinstance(prompt, Sequence):
             raise ParameterError(f"prompt must be a text or a list of token ids, not {type(prompt).__name__}")
         ids = self.tokenizer.prompt(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._job(ids, params, thinking=True, split=lambda: ThinkingSplit(None, None, ids))
+        return self._job(ids, params, ThinkingSplit(None, None, ids), thinking=True)
 
     def _chat_job(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None,
         thinking: bool | None,
-        tools: Sequence[Mapping[str, Any]] | None,
+        tools: Tools | None,
+        tool_choice: ToolChoice,
     ) -> Job:
         if self._template is None:
             raise ParameterError(f"messages: {self.name} has no chat template; use generate() with a plain prompt")
@@ -251,29 +261,31 @@ class LLM:
             raise ParameterError(f"thinking: {self.name} cannot think: its vocabulary has no thinking markers")
         ids = encode_chat(self._template, self.tokenizer, messages, tools=tools, thinking=thinking)
         markers = self.tokenizer.id("<think>"), self.tokenizer.id("</think>")
-        split = partial(ThinkingSplit, *markers, ids, self.tokenizer.special_ids)
-        return self._job(ids, params, thinking=thinking is not False, split=split, tools=bool(tools))
+        split = ThinkingSplit(*markers, ids, self.tokenizer.special_ids)
+        return self._job(ids, params, split, thinking=thinking is not False, tools=tools, tool_choice=tool_choice)
 
     def _job(
         self,
         ids: list[int],
         asked: SamplingParams | None,
+        split: ThinkingSplit,
         *,
         thinking: bool,
-        split: Callable[[], ThinkingSplit],
-        tools: bool = False,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice = None,
     ) -> Job:
         """A request that can run, with everything about it checked."""
         if not isinstance(asked, SamplingParams | None):
             raise ParameterError(f"params must be SamplingParams, not {type(asked).__name__}")
         defaults = model_defaults(self.config.architecture, self._generation_config, thinking=thinking)
         params = (asked or SamplingParams()).with_defaults(defaults)
+        calls = may_call(tools, tool_choice)
         return Job(
             engine=self._engine,
             prompt_ids=self._engine.check(ids, params),
             params=params,
-            pipeline=lambda: OutputPipeline(self.tokenizer, params.stop, split(), tools=tools),
-            guide=None,
+            pipeline=lambda: OutputPipeline(self.tokenizer, params.stop, copy(split), tools=calls),
+            guide=self._guides.plan(split, params, tools=tools, tool_choice=tool_choice),
             decode_bytes=partial(decode_bytes, self.config, self.cache, self.weight_bytes),
             owner=self,
         )

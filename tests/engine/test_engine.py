@@ -113,7 +113,7 @@ def test_a_guide_decides(engine):
     assert (made.token_ids, made.finish_reason) == ([4, 8, 15], "stop")
 
 
-def test_each_token_is_run_once(engine, model):
+def test_each_token_is_fed_back_once(engine, model):
     made = generation(engine, [1, 2], SamplingParams(temperature=0, ignore_eos=True, max_tokens=4))
     assert len(made.token_ids) == 4
     assert model.steps == [[2], [1], [1], [1]]
