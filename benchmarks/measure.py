@@ -151,6 +151,8 @@ class Rounds:
             for worker in self._workers
             for variant, cache in self._said[worker.name]["variants"].items()
             if point.kind in self._said[worker.name].get("kinds", KINDS)
+            # A prompt reads too little of the cache for its kind to matter, and takes the longest to measure.
+            and (cache == "f16" or point.kind != "prefill")
         ]
 
     def _round(

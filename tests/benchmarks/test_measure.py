@@ -119,6 +119,16 @@ def test_who_fails_is_out_of_that_point_and_nobody_else():
     assert best(result.contestants, "peer", None).variant == "b"
 
 
+def test_prompts_are_measured_with_f16_caches_alone():
+    home = Scripted("qkv", {"f16": "f16", "int8": "int8"}, {"f16": [1.0], "int8": [1.0]})
+    results = measured([home], [DECODE, Point("prefill", 9), Point("batch", 2)], 1)
+    assert [[one.variant for one in result.contestants] for result in results] == [
+        ["f16"],
+        ["f16", "int8"],
+        ["f16", "int8"],
+    ]
+
+
 def test_a_kind_that_an_engine_has_not_is_not_asked_for():
     peer = Scripted("peer", {"f16": "f16"}, {"f16": [1.0]}, said={"kinds": ["decode"]})
     results = measured([peer], [DECODE, Point("batch", 2)], 1)
