@@ -213,7 +213,9 @@ def test_what_a_schema_lets_through_is_valid(tiny, known_tiny, schema, seed):
     try:
         text = sample(tiny, known_tiny, schema_grammar(schema), random.Random(seed))
     except ParameterError as error:  # the interval holds no multiple, for one
-        assert re.search("[Uu]nsatisfiable|unsupported|not supported|Unable|Failed", str(error)), error
+        assert re.search("nsatisfiable|not supported|Unable|Failed|less than 1|round|control character", str(error)), (
+            error
+        )
         assume(False)
     jsonschema.Draft202012Validator(schema).validate(json.loads(text))
 

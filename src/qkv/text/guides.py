@@ -98,8 +98,10 @@ class Guides:
             (name, build(getattr(wanted, name))) for name, build in fields.items() if getattr(wanted, name) is not None
         ]
         calls = chosen_tools(tools, tool_choice)
+        if calls and asked:
+            raise ParameterError(f"tool_choice: a call cannot be forced together with {asked[0][0]}")
         if calls:
-            asked.append(("tool_choice", tools_grammar(calls, self._tokenizer, once=not isinstance(tool_choice, str))))
+            asked.append(("tools", tools_grammar(calls, self._tokenizer, once=not isinstance(tool_choice, str))))
         if len(asked) > 1:
             raise ParameterError(f"{asked[1][0]} cannot be asked for together with {asked[0][0]}")
         if not asked:

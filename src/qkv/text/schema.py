@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NoReturn, TypeGuard
@@ -138,6 +139,12 @@ def _check(schema: dict[str, Any], field: str) -> None:
     for count, part in enumerate(_parts(schema), start=1):
         if count > MAX_PARTS:
             raise ParameterError(f"{field}: has more than {MAX_PARTS} objects and lists; use a smaller schema")
+        members = part.items() if isinstance(part, dict) else enumerate(part)
+        for key, value in members:
+            if any(isinstance(text, str) and _UNWRITABLE.search(text) for text in (key, value)):
+                raise ParameterError(f"{field}: {key!a:.40} has a control character, which the answer cannot hold")
+            if isinstance(value, int) and abs(value) > 2**53 and key not in _BOUNDS:
+                raise ParameterError(f"{field}: {str(value)[:40]} is a number that JSON readers round; use a string")
         if not isinstance(part, dict):
             continue
         patterns, required, least = (part.get(key) for key in ("patternProperties", "required", "minProperties"))
@@ -152,6 +159,7 @@ def _check(schema: dict[str, Any], field: str) -> None:
     _check_bounds(bounds, field)
 
 
+_UNWRITABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
@@ -162,9 +170,7 @@ def _check_bounds(bounds: Mapping[str, set[float]], field: str) -> None:
     for name, others, side in (("exclusiveMinimum", highs, 1), ("exclusiveMaximum", lows, -1)):
         for bound in bounds[name]:
             if bound == int(bound) and any(0 < side * (other - bound) < 1 for other in others):
-                raise ParameterError(
-                    f"{field}: {name} {bound} with another bound less than 1 away is not supported; use an inclusive one"
-                )
+                raise ParameterError(f"{field}: {name} {bound} less than 1 from another bound; use an inclusive one")
 
 
 def _common_multiple(multiple: int, number: object, field: str) -> int:
