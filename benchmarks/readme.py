@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +41,15 @@ def block(rows: list[Row], about: dict[str, Any], threads: int, peers: list[Peer
     for model in dict.fromkeys(row.model for row in rows):
         cells.append([f"**{titles.get(model, model)}**"] + [""] * (len(cells[0]) - 1))
         cells += [_cells(row, names) for row in rows if row.model == model and _shown(row)]
-    table = "".join(f"| {' | '.join(row)} |\n".replace("|  |", "| |") for row in cells)
+    lines = [f"| {' | '.join(row)} |\n" for row in cells]
     versions = ", ".join(f"{peer.name} ({peer.version})" for peer in peers if peer.name in names)
-    beside = f" beside {versions}" if versions else ""
-    return (
-        f"\n{table}\n{about['processor']}, {threads} threads, {about['date']}, qkv {about['qkv']}{beside}; f16 caches, "
-        "except where int8 is named: there the peer has whichever cache makes it fastest. Every figure of a peer is at "
-        "its better flash-attention setting. "
-        "[How to read and repeat this](docs/performance.md#measuring).\n\n"
+    about_it = (
+        f"{about['processor']}, {threads} threads, {about['date']}: qkv {about['qkv']}"
+        f"{f' beside {versions}' if versions else ''}. Caches are f16, except where int8 is named: there the peer has "
+        "whichever kind makes it fastest; llama.cpp's flash attention is on or off, whichever is faster. "
+        "[How to read and repeat this](docs/performance.md#measuring)."
     )
+    return "\n" + "".join(lines) + "\n" + textwrap.fill(about_it, 119, break_long_words=False) + "\n\n"
 
 
 def _shown(row: Row) -> bool:

@@ -182,7 +182,7 @@ def test_the_readme_gets_a_table_between_its_markers(tmp_path):
     assert "| decode at 128 | 80.0 | 40.0 | 2.0× |" in once
     assert "| decode at 2,048, int8 cache | 160 | 50.0 | 3.2× |" in once
     assert "decode at 128, int8" not in once
-    assert "A processor, 2 threads, 2030-01-02, qkv 1.2.3 beside llama.cpp (llama_cpp 9)" in once
+    assert "A processor, 2 threads, 2030-01-02: qkv 1.2.3 beside llama.cpp (llama_cpp 9)." in once
     readme.update(rows, ABOUT, 2, PEERS, path)
     assert path.read_text(encoding="utf-8") == once
     assert [file.name for file in tmp_path.iterdir()] == ["README.md"]
