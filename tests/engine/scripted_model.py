@@ -23,12 +23,12 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 
 def logits_after(tokens: Sequence[int]) -> np.ndarray:
-    """Logits that the whole history decides."""
+    """Logits that the last token decides, so that text repeats itself, and at every seventh place all tokens."""
     seed = 7
-    for token in tokens:
+    for token in tokens if len(tokens) % 7 == 0 else tokens[-1:]:
         seed = (seed * 1_000_003 + int(token) + 1) % 2**31
     waves = np.sin(np.arange(VOCAB) * (seed % 9973 + 1.0)) * 4
-    waves[END] = 3.9 if seed % 23 == 0 else -9  # now and then the end
+    waves[END] = 3.9 if len(tokens) % 7 == 0 and seed % 9 == 0 else -9  # now and then the end
     return waves.astype(np.float32)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 from scripted_model import GREEDY, BurningError, ScriptedModel, by_hand, expected, run_all, turn
 
 from qkv.engine.params import SamplingParams
@@ -160,6 +160,7 @@ class Machine(RuleBasedStateMachine):
         self.handles.append(self.engine.submit(prompt, params))
         return self.handles[-1]
 
+    @precondition(lambda self: len(self.handles) % 3 == 2)
     @rule(prompt=PROMPTS, at=st.integers(1, 40))
     def submit_one_that_fails(self, prompt, at):
         params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=60)
@@ -174,6 +175,7 @@ class Machine(RuleBasedStateMachine):
         for _ in range(turns):
             turn(self.engine)
 
+    @precondition(lambda self: len(self.handles) % 5 == 4)
     @rule()
     def a_step_fails(self):
         def fail(chunks):

@@ -126,11 +126,9 @@ class Engine:
         ids = self.check(prompt_ids, params)
         if params.seed is None:
             params = replace(params, seed=secrets.randbelow(MAX_SEED))
-        generations = [
-            self._generation(ids, params, choice, (list(guides) or [None] * params.n)[choice],
-                             (list(sinks) or [None] * params.n)[choice])
-            for choice in range(params.n)
-        ]  # fmt: skip
+        none: list[None] = [None] * params.n
+        brought = zip(range(params.n), guides or none, sinks or none, strict=True)
+        generations = [self._generation(ids, params, choice, guide, sink) for choice, guide, sink in brought]
         handle = Handle(generations, mailbox, self._cancel)
         with self._lock:
             if self._closed:
@@ -152,15 +150,17 @@ class Engine:
         self, ids: list[int], params: SamplingParams, choice: int, guide: Guide | None, sink: Sink | None
     ) -> Generation:
         room = self.context - len(ids)
-        sampler = Sampler(
-            params, choice=choice, prompt_ids=ids, vocab_size=self.vocab_size, end_ids=self.end_ids
-        )  # fmt: skip
         return Generation(
-            choice, ids, params, sampler, guide, sink,
-            ending=params.ending_ids(self.end_ids),
+            choice=choice,
+            prompt_ids=ids,
+            params=params,
+            sampler=Sampler(params, choice=choice, prompt_ids=ids, vocab_size=self.vocab_size, end_ids=self.end_ids),
+            guide=guide,
+            sink=sink,
             lookup=Lookup() if self.speculation else None,
+            ending=params.ending_ids(self.end_ids),
             limit=min(room, params.max_tokens or room),
-        )  # fmt: skip
+        )
 
     def _cancel(self, handle: Handle) -> None:
         self._mail.put(partial(self._end_cancelled, handle))
@@ -210,8 +210,9 @@ class Engine:
             self._mail.get()()
 
     def _begin(self, handle: Handle) -> None:
-        for generation in handle.generations:
-            self.scheduler.add(generation)
+        if not handle.ended:
+            for generation in handle.generations:
+                self.scheduler.add(generation)
 
     def _end_cancelled(self, handle: Handle) -> None:
         if not handle.ended:
