@@ -26,6 +26,7 @@ STACK_BYTES = 64 << 20
 
 _LIMITS = LLParserLimits(max_items_in_row=10_000, verbose_errors=False)
 _T = TypeVar("_T")
+_one_stack_size = threading.Lock()
 
 
 class Grammar:
@@ -157,11 +158,12 @@ def _with_stack(make: Callable[[], _T]) -> tuple[_T | None, threading.Thread | N
             errors.append(error)
 
     thread = threading.Thread(target=run, name="qkv-grammar", daemon=True)
-    before = threading.stack_size(STACK_BYTES)  # for all threads that start now; another one is not hurt by it
-    try:
-        thread.start()
-    finally:
-        threading.stack_size(before)
+    with _one_stack_size:
+        before = threading.stack_size(STACK_BYTES)  # for all threads that start now; another one is not hurt by it
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
     thread.join(MAX_SECONDS)
     if errors:
         raise errors[0]
