@@ -242,7 +242,7 @@ class Answering:
 
     def __del__(self) -> None:
         if hasattr(self, "_running"):  # its start may have failed
-            self._running.handle.cancel()
+            self._running.handle.cancel(at_once=False)
 
 
 class Stream:

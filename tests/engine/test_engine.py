@@ -11,12 +11,25 @@ import weakref
 
 import numpy as np
 import pytest
-from scripted_model import END, GREEDY, VOCAB, BurningError, ScriptedModel, all_free, by_hand, engine_of, expected, turn
-from scripted_model import run_all as run_all_steps
+from scripted_model import (
+    END,
+    GREEDY,
+    VOCAB,
+    BurningError,
+    ScriptedModel,
+    all_free,
+    by_hand,
+    engine_of,
+    expected,
+    logits_after,
+    run_all,
+    turn,
+)
 
 from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import SamplingParams
 from qkv.errors import ContextLengthError, ParameterError, QkvError, QueueFullError, RequestCancelledError
+from qkv.model.paged import StepAbortedError
 
 
 @pytest.fixture
@@ -173,7 +186,7 @@ def test_logprobs_of_the_prompt_are_those_of_its_rows(engine):
     params = SamplingParams(temperature=0, prompt_logprobs=True, max_tokens=2)
     for _ in range(2):
         made = generation(engine, prompt, params)
-        rows = [logits.astype(np.float64) for logits in map(logits_of, prefixes(prompt))]
+        rows = [logits.astype(np.float64) for logits in map(logits_after, prefixes(prompt))]
         wanted = [row[token] - np.log(np.exp(row).sum()) for row, token in zip(rows, prompt[1:], strict=False)]
         np.testing.assert_allclose(made.prompt_logprobs, wanted, rtol=1e-9)
         assert made.token_ids == expected(prompt, params)[0]
@@ -181,12 +194,6 @@ def test_logprobs_of_the_prompt_are_those_of_its_rows(engine):
 
 def prefixes(prompt):
     return [prompt[:end] for end in range(1, len(prompt))]
-
-
-def logits_of(tokens):
-    from scripted_model import logits_after
-
-    return logits_after(tokens)
 
 
 # ------------------------------------------------------------------------------------------ what goes wrong
@@ -330,6 +337,37 @@ def test_a_cancelled_request_leaves_nothing(steps):
     engine.close()
 
 
+def test_a_step_that_serves_nobody_any_more_is_broken_off(engine, model):
+    """… and one that serves somebody is not."""
+    permits, arrivals = held_up(model)
+    handles = [engine.submit([i], LONG) for i in range(2)]
+    while len(engine._in_step) < 2:
+        assert arrivals.acquire(timeout=30)
+        time.sleep(0.001)
+        if len(engine._in_step) < 2:
+            permits.release()
+    handles[0].cancel()
+    assert not model.aborted
+    handles[1].cancel(at_once=False)
+    assert not model.aborted
+    handles[1].cancel()
+    assert model.aborted
+    permits.release(1000)
+
+
+def test_a_step_broken_off_by_mistake_is_run_again(engine, model):
+    steps = iter(range(1000))
+
+    def sometimes(chunks):
+        if next(steps) % 3 == 1:
+            raise StepAbortedError("the step was broken off")
+
+    model.before_step = sometimes
+    handles = [engine.submit([i] * 40, LONG) for i in range(3)]
+    for i, handle in enumerate(handles):
+        assert handle.wait(30)[0].token_ids == expected([i] * 40, LONG)[0]
+
+
 def test_two_of_four_cancelled_in_one_step(engine, model):
     permits, arrivals = held_up(model)
     handles = [engine.submit([i], LONG) for i in range(4)]
@@ -361,7 +399,7 @@ def test_the_queue_has_an_end():
     with pytest.raises(QueueFullError):
         engine.submit([4], SamplingParams(temperature=0, n=4))
     handles.append(engine.submit([4], GREEDY))
-    run_all_steps(engine)
+    run_all(engine)
     assert all(handle.ended for handle in [first, *handles])
 
 
@@ -452,6 +490,7 @@ def test_closing_from_the_engines_own_thread_works(model):
 
 
 EXIT = """
+from qkv.model.paged import StepAbortedError
 from scripted_model import ScriptedModel, engine_of
 from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import SamplingParams

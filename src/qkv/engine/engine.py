@@ -34,7 +34,7 @@ from qkv.engine.sampling import Sampler
 from qkv.engine.scheduler import Scheduler, Work
 from qkv.errors import ContextLengthError, ParameterError, QkvError, QueueFullError, RequestCancelledError
 from qkv.kernels.kvcache import BLOCK
-from qkv.model.paged import BlockPool, CacheFullError, Chunk
+from qkv.model.paged import BlockPool, CacheFullError, Chunk, StepAbortedError
 
 MAX_QUEUE = 1024
 
@@ -51,11 +51,12 @@ class Model(Protocol):
     def step(self, chunks: Sequence[Chunk], *, copy: bool = True) -> NDArray[np.float32]:
         """Run the chunks, whose caches have the blocks they need and grow by them; rows of logits, in their order.
 
-        Without `copy` the rows are overwritten by the next step. If it raises, the caches are as they were.
+        Without `copy` the rows are overwritten by the next step. If it raises, the caches are as they were;
+        `StepAbortedError` means that it may be run again.
         """
 
     def abort(self) -> None:
-        """Make a step that is running in another thread raise soon."""
+        """Make a step that is running in another thread raise `StepAbortedError` soon."""
 
 
 class Engine:
@@ -90,6 +91,7 @@ class Engine:
         self.scheduler = self._new_scheduler()
         self._mail: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._handle_of: dict[Generation, Handle] = {}  # of those that have not ended
+        self._in_step: list[Handle] = []  # whose tokens are being computed now
         self._lock = threading.Lock()  # guards the start and the end of the thread
         self._thread: threading.Thread | None = None
 
@@ -162,8 +164,11 @@ class Engine:
             limit=min(room, params.max_tokens or room),
         )
 
-    def _cancel(self, handle: Handle) -> None:
+    def _cancel(self, handle: Handle, at_once: bool) -> None:
         self._mail.put(partial(self._end_cancelled, handle))
+        in_step = self._in_step
+        if at_once and in_step and all(one.cancelled for one in in_step):
+            self.model.abort()  # if that is another step by now, it is run again
 
     def stats(self) -> CacheStats:
         """What the cache holds and how often it helped."""
@@ -239,10 +244,15 @@ class Engine:
         try:
             if not plan:
                 raise CacheFullError(f"the KV cache is full: its {self.model.pool.size} blocks are held by others")
+            self._in_step = [self._handle_of[work.generation] for work in plan]
             logits = self.model.step([work.chunk for work in plan], copy=False)
+        except StepAbortedError:
+            return  # for a cancel or a close, which the mail tells of
         except Exception as error:
             self._fail_step(plan, error)
             return
+        finally:
+            self._in_step = []
         self.scheduler.record(time.perf_counter() - started)
         row = 0
         for work in plan:
@@ -256,7 +266,7 @@ class Engine:
         generations = [work.generation for work in plan] or [*self.scheduler.running, *self.scheduler.waiting]
         text = str(error) if isinstance(error, QkvError) else f"the step failed: {type(error).__name__}: {error}"
         for handle in {self._handle_of[generation]: None for generation in generations}:
-            failure = QkvError(f"{self.name} has been closed" if self._closed else text)
+            failure = QkvError(text)
             failure.__cause__ = error
             self._fail(handle, failure)
 

@@ -87,12 +87,13 @@ class Handle:
     """A request under way, for whoever sent it. When it has ended it is put into its mailbox."""
 
     def __init__(
-        self, generations: Sequence[Generation], mailbox: Mailbox | None, cancel: Callable[[Handle], None]
+        self, generations: Sequence[Generation], mailbox: Mailbox | None, cancel: Callable[[Handle, bool], None]
     ) -> None:
         self.generations = list(generations)
         self.params = self.generations[0].params
         self.prompt_ids = self.generations[0].prompt_ids
         self.submitted = 0.0
+        self.cancelled = False
         self.error: BaseException | None = None
         self._mailbox, self._cancel = mailbox, cancel
         self._ended = threading.Event()
@@ -102,10 +103,14 @@ class Handle:
         """Whether nothing more happens with it."""
         return self._ended.is_set()
 
-    def cancel(self) -> None:
-        """Stop the work before the next step. Its tokens so far are kept, its error is `RequestCancelledError`."""
+    def cancel(self, *, at_once: bool = True) -> None:
+        """Stop the work. Its tokens so far are kept, its error is `RequestCancelledError`.
+
+        at_once: also break off a step that serves nobody else now. Not for destructors: it takes a lock.
+        """
         if not self.ended:
-            self._cancel(self)
+            self.cancelled = True
+            self._cancel(self, at_once)
 
     def wait(self, timeout: float | None = None) -> list[Generation]:
         """Wait until it has ended. Raises what ended it, or TimeoutError."""

@@ -27,7 +27,7 @@ from qkv.model import forward
 from qkv.model.config import ModelConfig
 from qkv.model.forward import Batch, Model, Weights, Work, step_for
 from qkv.model.memory import free_memory
-from qkv.model.paged import BlockPool, Chunk, PagedCache, blocks_for
+from qkv.model.paged import BlockPool, Chunk, PagedCache, StepAbortedError, blocks_for
 from qkv.progress import Progress, silent
 
 STEP_TOKENS = 512
@@ -114,7 +114,7 @@ class CompiledDecoder:
 
         The chunks are of different sequences. `tap_layer` is the layer whose q, k and v `tapped` gives afterwards,
         -1 for none. Without `copy` the next step overwrites the logits. If it raises, the sequences are as long as they
-        were. Raises QkvError after `close` or `abort`, also in a step that was running then.
+        were. Raises QkvError after `close`, and StepAbortedError in a step that `close` or `abort` found running.
         """
         with self._one_step:
             if self._closed:
@@ -124,7 +124,8 @@ class CompiledDecoder:
             try:
                 team().run(self._program)
             except StepCancelledError:
-                raise QkvError("the model was closed while it was computing") from None
+                reason = "the model was closed while it was computing" if self._closed else "the step was broken off"
+                raise StepAbortedError(reason) from None
             for chunk in chunks:
                 chunk.cache.length += len(chunk.ids)
             logits = self._work.logits[: rows * self.config.vocab_size].reshape(rows, self.config.vocab_size)

@@ -19,6 +19,10 @@ class CacheFullError(QkvError):
     """No block is left: too many positions are held at once."""
 
 
+class StepAbortedError(QkvError):
+    """The step was broken off. The sequences are as they were before it."""
+
+
 @dataclass(eq=False)
 class PagedCache:
     """One sequence's part of the cache: its blocks of 32 positions in order, and how many positions are complete."""
