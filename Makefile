@@ -11,7 +11,7 @@ help:
 	@echo "make test-all  everything, with torch and transformers as oracles, under 60 minutes"
 	@echo "make fuzz      200,000 damaged model files and more; QKV_FUZZ_COUNT is the number of each kind"
 	@echo "make lint      ruff and mypy"
-	@echo "make bench     the benchmarks"
+	@echo "make bench     qkv beside the engines that are installed, an hour and more; BENCH='--quick --models q4_0': three minutes"
 	@echo "make docs      the book as a site, in site/"
 
 demo: .venv/installed
@@ -34,8 +34,8 @@ lint: .venv/test
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: .venv/installed
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+bench: .venv/bench
+	$(BIN)/python -m benchmarks.compare $(BENCH)
 
 docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --clean --strict
@@ -59,6 +59,10 @@ clean:
 .venv/oracle: .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet -e ".[test,oracle,plots,docs]"
 	touch $@ .venv/test .venv/docs .venv/installed
+
+.venv/bench: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet -e ".[plots]"
+	touch $@ .venv/installed
 
 .venv/docs: .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet -e ".[docs]"

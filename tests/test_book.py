@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import qkv.llm
 import qkv.weights.checkpoint
 import qkv.weights.names
 from qkv.model.config import PRESETS
@@ -70,6 +71,7 @@ def kept(smollm2):
 def model_at_hand(kept, smollm2, monkeypatch):
     """What pages ask for by name is the test suite's SmolLM2."""
     monkeypatch.setattr(qkv.weights.names, "resolve", lambda name: smollm2)
+    monkeypatch.setattr(qkv.llm, "resolve", lambda name, progress: smollm2)
     monkeypatch.setattr(qkv.weights.names, "find", lambda name: smollm2)
     monkeypatch.setattr(qkv.weights.checkpoint, "open_checkpoint", lambda path: kept)
 

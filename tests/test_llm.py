@@ -1,83 +1,40 @@
-"""The front door, on a tiny model: what it answers, what it refuses, and that it gives back what it took.
-
-The model is random, but its head favours printable ASCII, one byte a token: greedy answers are text without end, and
-any piece of an answer can be a stop string that spans several tokens.
-"""
+"""The front door, on a tiny model: what it answers, what it refuses, and that it gives back what it took."""
 
 from __future__ import annotations
 
 import gc
-import json
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 import qkv
 from qkv import LLM, SamplingParams
 from qkv.errors import ContextLengthError, ModelFileError, ModelNotFoundError, ParameterError, QkvError
 from qkv.llm import Chunk
-from qkv.model.config import ModelConfig
+from qkv.model.compiled import block_bytes
+from qkv.model.paged import blocks_for
 from qkv.model.reference import Decoder
-from qkv.text.bytelevel import token_to_bytes
 from tiny import random_tensors, tiny_config
 from tinyfiles import write_gguf, write_hf
-
-MARKERS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
-VOCABULARY = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *MARKERS]
-CONFIG = tiny_config(vocab_size=len(VOCABULARY), max_position_embeddings=2048)
-PRINTABLE = [i for i, text in enumerate(VOCABULARY[:256]) if 32 <= token_to_bytes(text)[0] < 127]
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+from tinyllm import (
+    CONFIG,
+    GREEDY,
+    HELLO,
+    PRINTABLE,
+    RANDOM,
+    VOCABULARY,
+    come_back,
+    held_up,
+    opened,
+    taken,
+    tensors,
+    write_model,
 )
-GREEDY = SamplingParams(temperature=0, max_tokens=24)
-RANDOM = SamplingParams(temperature=1.0, max_tokens=24)
-HELLO = [{"role": "user", "content": "Hello"}]
-
-
-def tensors(config: ModelConfig = CONFIG) -> dict[str, Any]:
-    result = random_tensors(config, seed=2)
-    unlikely = np.setdiff1d(np.arange(config.vocab_size), PRINTABLE)
-    result["lm_head.weight"][unlikely] = 0
-    return result
-
-
-def write_model(
-    folder: Path,
-    model: ModelConfig = CONFIG,
-    *,
-    generation: dict[str, Any] | None = None,
-    template: str | None = TEMPLATE,
-    tokenizer: bool = True,
-    eos: Any = None,
-    change: Any = None,
-) -> Path:
-    """A model folder; `eos` is what config.json says, `change` what happens to the tensors before they are written."""
-    made = tensors(model)
-    if change is not None:
-        change(made)
-    write_hf(folder, model, made)
-    config = json.loads((folder / "config.json").read_text()) | {"eos_token_id": eos}
-    (folder / "config.json").write_text(json.dumps(config))
-    if generation is not None:
-        (folder / "generation_config.json").write_text(json.dumps(generation))
-    if tokenizer:
-        bpe = tokenizers.Tokenizer(models.BPE({text: i for i, text in enumerate(VOCABULARY[:256])}, []))
-        bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        bpe.decoder = decoders.ByteLevel()
-        bpe.add_tokens([AddedToken(text, special="think" not in text, normalized=False) for text in MARKERS])
-        bpe.save(str(folder / "tokenizer.json"))
-        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template} if template else {}))
-    return folder
-
-
-def opened(folder: Path, **options: Any) -> LLM:
-    return LLM(folder, **{"weights": "f32", "threads": 2, "context": 256, **options})
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +54,7 @@ def _no_block_stays_taken(request):
     yield
     if "llm" in request.fixturenames:
         gc.collect()
-        pool = request.getfixturevalue("llm")._decoder.pool
-        assert pool.free == pool.size
+        assert come_back(request.getfixturevalue("llm"))
 
 
 # ------------------------------------------------------------------------------------------ answers
@@ -312,72 +268,76 @@ def test_streams_side_by_side_are_as_if_alone(llm):
     assert [stream.completion.token_ids for stream in streams] == alone
 
 
-def taken(llm: LLM) -> int:
-    return llm._decoder.pool.size - llm._decoder.pool.free
-
-
 def test_a_closed_stream_gives_its_blocks_back(llm):
-    stream = llm.stream("Hello", GREEDY)
-    assert taken(llm) == 0  # nothing runs before the first piece is asked for
-    chunks = iter(stream)
-    next(chunks)
-    assert taken(llm) == 1
-    stream.close()
-    assert taken(llm) == 0
+    with held_up(llm, after=2):
+        stream = llm.stream("Hello", GREEDY)
+        chunks = iter(stream)
+        next(chunks)
+        assert taken(llm) == 1
+        stream.close()
     assert list(chunks) == []
+    assert come_back(llm)
     with pytest.raises(QkvError, match="not ended"):
         _ = stream.completion
     stream.close()
 
 
 def test_a_forgotten_stream_gives_its_blocks_back(llm):
-    stream = llm.stream("Hello", GREEDY)
-    chunks = iter(stream)
-    next(chunks)
-    assert taken(llm) == 1
-    del stream, chunks
-    gc.collect()
-    assert taken(llm) == 0
+    with held_up(llm, after=2):
+        stream = llm.stream("Hello", GREEDY)
+        chunks = iter(stream)
+        next(chunks)
+        assert taken(llm) == 1
+        del stream, chunks
+        gc.collect()
+    assert come_back(llm)
 
 
 def test_an_error_in_a_step_gives_the_blocks_back(llm, monkeypatch):
-    stream = iter(llm.stream("Hello", GREEDY))
-    next(stream)
+    steps, step = iter(range(100)), llm._decoder.step
 
-    def fail(chunks):
-        raise QkvError("the machine is on fire")
+    def fail(chunks, **options):
+        if next(steps) == 3:
+            raise QkvError("the machine is on fire")
+        return step(chunks, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(llm._decoder, "step", fail)
+        stream, pieces = llm.stream("Hello", GREEDY), []
         with pytest.raises(QkvError, match="on fire"):
-            list(stream)
-    assert taken(llm) == 0
+            for chunk in stream:
+                pieces.append(chunk.text)
+        assert len(pieces) == 3
+    assert come_back(llm)
     assert len(llm.generate("Hello", GREEDY).token_ids) == 24
 
 
-def test_a_full_cache_is_an_error_that_costs_nobody_else(folder):
-    """There is room for two contexts; a third long request is told so, and the others go on."""
-    with opened(folder, context=64) as llm:
-        expected = llm.generate("a" * 40, SamplingParams(temperature=0)).text
-        streams = [llm.stream("a" * 40, SamplingParams(temperature=0)) for _ in range(2)]
-        running = [iter(stream) for stream in streams]
-        texts = [next(chunks).text for chunks in running]
-        assert taken(llm) == llm._decoder.pool.size
-        with pytest.raises(QkvError, match="KV cache is full"):
-            llm.generate("Hello", GREEDY)
-        rest = ["".join(chunk.text for chunk in chunks) for chunks in running]
-        assert [text + more for text, more in zip(texts, rest, strict=True)] == [expected] * 2
-        assert taken(llm) == 0
+def test_more_requests_than_the_cache_holds_all_end_well(folder):
+    """There is room for one context; eight long requests take turns, some give way half done, and none notices."""
+    prompts = ["a" * 20 + str(i) for i in range(8)]
+    params = SamplingParams(temperature=1, seed=1)
+    one = blocks_for(64) * block_bytes(CONFIG, "f16")
+    with opened(folder, context=64) as large, opened(folder, context=64, cache_bytes=one) as llm:
+        assert llm._decoder.pool.size == 2
+        answers = llm.generate(prompts, params)
+        assert [answer.token_ids for answer in answers] == [large.generate(p, params).token_ids for p in prompts]
+        assert come_back(llm)
 
 
 # ------------------------------------------------------------------------------------------ closing
 
 
 def test_after_close_everything_says_so(folder):
-    with opened(folder) as llm:
+    llm = opened(folder)
+    with held_up(llm, after=2):
         stream = iter(llm.stream("Hello", GREEDY))
         next(stream)
         waiting = llm.stream("Hello", GREEDY)
+        closer = threading.Thread(target=llm.close)
+        closer.start()
+        while not llm._engine._closed:
+            time.sleep(0.001)
+    closer.join()
     for call in (
         lambda: llm.generate("Hello"),
         lambda: llm.chat(HELLO),

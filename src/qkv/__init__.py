@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qkv.engine.params import SamplingParams
+    from qkv.engine.scoring import Score
     from qkv.errors import QkvError
     from qkv.llm import LLM, Chunk, Completion
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Chunk", "Completion", "QkvError", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Chunk", "Completion", "QkvError", "SamplingParams", "Score", "__version__"]
 
 _HOMES = {
     "LLM": "qkv.llm",
     "Chunk": "qkv.llm",
     "Completion": "qkv.llm",
+    "Score": "qkv.engine.scoring",
     "SamplingParams": "qkv.engine.params",
     "QkvError": "qkv.errors",
 }

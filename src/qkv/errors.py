@@ -35,3 +35,11 @@ class ContextLengthError(ParameterError):
 
 class TemplateError(QkvError):
     """The chat template refused the conversation, broke, or asked for something unsafe."""
+
+
+class QueueFullError(QkvError):
+    """As many requests wait as are allowed to: try again later."""
+
+
+class RequestCancelledError(QkvError):
+    """The request was cancelled before its end."""

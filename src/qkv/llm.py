@@ -6,111 +6,49 @@ Text becomes ids (`qkv.text`), ids become more ids (`qkv.engine`), ids become te
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
+from qkv.batch import Batch
+from qkv.completion import Answering, Chunk, Completion, Job, Stream, Timings
 from qkv.engine.defaults import model_defaults
-from qkv.engine.engine import Engine, FinishReason, Generation
+from qkv.engine.engine import MAX_QUEUE, Engine
 from qkv.engine.params import SamplingParams
-from qkv.errors import ModelFileError, ParameterError, QkvError
+from qkv.engine.prefix import CacheStats
+from qkv.engine.scoring import Score, score
+from qkv.errors import ModelFileError, ParameterError
 from qkv.kernels.cores import available_cores
 from qkv.kernels.kvcache import KINDS
 from qkv.kernels.team import MAX_THREADS
-from qkv.model.compiled import CompiledDecoder, block_bytes, compile_kernels
+from qkv.model.compiled import CompiledDecoder, block_bytes, compile_kernels, pool_blocks
 from qkv.model.config import ModelConfig
 from qkv.model.cost import decode_bytes
 from qkv.progress import Progress, silent
+from qkv.text.guides import Guides
 from qkv.text.output import OutputPipeline
 from qkv.text.template import ChatTemplate, encode_chat
 from qkv.text.thinking import ThinkingSplit
 from qkv.text.tokenizer import Tokenizer
+from qkv.text.toolchoice import ToolChoice, Tools, may_call
 from qkv.weights.checkpoint import Checkpoint, open_checkpoint
 from qkv.weights.load import formats_of, load_weights
 from qkv.weights.names import resolve
 from qkv.weights.report import report
 
+__all__ = ["LLM", "Chunk", "Completion", "Score", "Stream", "Timings"]
+
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+Params = SamplingParams | Sequence[SamplingParams] | None
 
-
-@dataclass(frozen=True)
-class Timings:
-    """How long a request took. Times are in seconds."""
-
-    prompt_tokens: int
-    first_token_seconds: float
-    """From the start to the first token: the whole prompt is computed in it."""
-    decode_steps: int
-    decode_seconds: float
-    decode_bytes: float
-    """Weights and cache that the decode steps read."""
-
-    @property
-    def prefill_tokens_per_second(self) -> float:
-        return self.prompt_tokens / self.first_token_seconds if self.first_token_seconds else 0.0
-
-    @property
-    def decode_tokens_per_second(self) -> float:
-        """0 when there was no step after the first token."""
-        return self.decode_steps / self.decode_seconds if self.decode_seconds else 0.0
-
-    @property
-    def decode_gigabytes_per_second(self) -> float:
-        """How fast weights and cache were read, in 10⁹ bytes per second."""
-        return self.decode_bytes / self.decode_seconds / 1e9 if self.decode_seconds else 0.0
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """The next piece of an answer, whole characters only. Either text may be empty."""
-
-    text: str
-    thinking: str
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A finished answer."""
-
-    text: str
-    thinking: str
-    """What the model wrote between its thinking markers; never part of `text`."""
-    token_ids: list[int]
-    finish_reason: FinishReason
-    """"stop": an end token or a stop string; "length": max_tokens or the end of the context."""
-    seed: int
-    timings: Timings
-
-
-class Stream:
-    """An answer as it is made: iterate it for `Chunk`s; `completion` is there afterwards. `close()` cancels."""
-
-    def __init__(self, chunks: Iterator[Chunk | Completion]) -> None:
-        self._chunks = chunks
-        self._completion: Completion | None = None
-
-    def __iter__(self) -> Iterator[Chunk]:
-        for item in self._chunks:
-            if isinstance(item, Completion):
-                self._completion = item
-            else:
-                yield item
-
-    @property
-    def completion(self) -> Completion:
-        """The whole answer. Raises `QkvError` before the stream has been read to its end."""
-        if self._completion is None:
-            raise QkvError("the stream has not ended yet: read it to its end first")
-        return self._completion
-
-    def close(self) -> None:
-        """Stop the work. No more chunks come, and there is no completion."""
-        close = getattr(self._chunks, "close", None)
-        if close is not None:
-            close()
+ROWS = 128
+"""The most rows of logits of a step: one for each answer that runs, and more for guessed tokens and prompt logprobs."""
+SPECULATION = (None, "prompt")
 
 
 class LLM:
@@ -125,7 +63,12 @@ class LLM:
     cache: how keys and values are kept, "f16", "int8" or "f32".
     threads: how many cores to use; None is those this process may use.
     context: the most positions a request may use; None is the model's own maximum.
+    cache_bytes: memory for keys and values, of running requests and of what is kept of earlier ones for later ones that
+        begin alike; None is a quarter of the memory that is free, but no less than one context and no more than eight.
+    speculation: "prompt" guesses tokens from what the text already has; it changes the speed and no token.
+    max_queue: how many answers may wait for their turn; more are a `QueueFullError`.
 
+    Requests from any number of threads or coroutines run together.
     Raises a `QkvError` for anything wrong with the name, the files or a value.
     """
 
@@ -137,6 +80,9 @@ class LLM:
         cache: str = "f16",
         threads: int | None = None,
         context: int | None = None,
+        cache_bytes: int | None = None,
+        speculation: str | None = None,
+        max_queue: int = MAX_QUEUE,
         progress: Progress = silent,
     ) -> None:
         self.name = str(model)
@@ -144,7 +90,12 @@ class LLM:
         self.config = checkpoint.config
         self.cache = _cache(cache, self.config)
         self.context = _context(context, self.config.max_position_embeddings)
-        self.threads = _threads(threads)
+        self.threads = thread_count(threads)
+        if speculation not in SPECULATION:
+            raise ParameterError(f'speculation must be None or "prompt", got {speculation!r}')
+        if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 1:
+            raise ParameterError(f"max_queue must be a whole number of at least 1, got {max_queue!r}")
+        pool_blocks(self.config, self.cache, self.context, cache_bytes)  # raises for too few bytes, before loading
         self.tokenizer = open_tokenizer(checkpoint)
         checkpoint.notes.extend(self.tokenizer.assumed)
         self._generation_config = checkpoint.generation_config
@@ -154,28 +105,61 @@ class LLM:
         loaded = load_weights(self.config, checkpoint.tensors, wanted=weights, threads=self.threads, progress=progress)
         self.load_report = report(checkpoint, loaded, time.perf_counter() - started)
         self.weight_bytes = loaded.bytes_per_token
-        self._decoder = CompiledDecoder(
-            self.config, loaded, cache=cache, context=self.context, threads=self.threads, progress=progress
+        decoder = CompiledDecoder(
+            self.config,
+            loaded,
+            cache=cache,
+            context=self.context,
+            threads=self.threads,
+            outputs=ROWS,
+            cache_bytes=cache_bytes,
+            progress=progress,
         )
-        self._engine: Engine | None = Engine(
-            self._decoder, vocab_size=self.config.vocab_size, context=self.context, end_ids=checkpoint.end_ids
+        self._decoder = decoder
+        self._engine = Engine(
+            decoder,
+            vocab_size=self.config.vocab_size,
+            context=self.context,
+            end_ids=checkpoint.end_ids,
+            max_queue=max_queue,
+            speculation=speculation == "prompt",
+            name=self.name,
         )
+        self._guides = Guides(self.tokenizer, vocab_size=self.config.vocab_size, end_ids=checkpoint.end_ids)
+        self._end = weakref.finalize(self, _end, self._engine, decoder)
+        self._end.atexit = False  # the engine has its own
+
+    # -------------------------------------------------------------------------------------- whole answers
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is also a sequence of str; the first match counts
-        self, prompt: Prompt, params: SamplingParams | None = None
+        self, prompt: Prompt, params: SamplingParams | None = None, *, progress: Progress = silent
     ) -> Completion: ...
     @overload
-    def generate(self, prompt: Sequence[Prompt], params: SamplingParams | None = None) -> list[Completion]: ...
+    def generate(
+        self, prompt: Sequence[Prompt], params: Params = None, *, progress: Progress = silent
+    ) -> list[Completion]: ...
 
     def generate(
-        self, prompt: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+        self, prompt: Prompt | Sequence[Prompt], params: Params = None, *, progress: Progress = silent
     ) -> Completion | list[Completion]:
-        """Continue a text or a list of token ids. A list of such prompts gives a list of completions, in order."""
-        if isinstance(prompt, str) or not isinstance(prompt, Sequence) or not prompt or isinstance(prompt[0], Integral):
-            return _finish(self.stream(prompt, params))  # type: ignore[arg-type]
-        streams = [self.stream(one, params) for one in prompt]  # type: ignore[arg-type]  # all are checked first
-        return [_finish(stream) for stream in streams]
+        """Continue a text or a list of token ids.
+
+        A list of such prompts gives a list of completions, in order; they run together. `params` is then one for all or
+        a list of as many; `progress` hears of each that is complete. All are checked before any runs. An error in one
+        of them, and Ctrl-C, cancels the others.
+        """
+        if _is_one(prompt):
+            return self._batch([self._prompt_job(prompt, params)]).run()[0]  # type: ignore[arg-type]
+        return self._batch(self._prompt_jobs(prompt, params), progress).run()  # type: ignore[arg-type]
+
+    async def agenerate(
+        self, prompt: Prompt | Sequence[Prompt], params: Params = None, *, progress: Progress = silent
+    ) -> Completion | list[Completion]:
+        """Like `generate`, for coroutines. Cancelling the task cancels the requests."""
+        if _is_one(prompt):
+            return (await self._batch([self._prompt_job(prompt, params)]).arun())[0]  # type: ignore[arg-type]
+        return await self._batch(self._prompt_jobs(prompt, params), progress).arun()  # type: ignore[arg-type]
 
     def chat(
         self,
@@ -183,20 +167,37 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         thinking: bool | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice = None,
     ) -> Completion:
         """Answer a conversation: messages as OpenAI clients send them, {"role": …, "content": …}.
 
-        `thinking` turns a thinking model's thinking on or off; None leaves it to the model's template.
+        thinking: turns a thinking model's thinking on or off; None leaves it to the model's template.
+        tools: functions that the model may call, as OpenAI clients send them.
+        tool_choice: whether it must: "auto", "none", "required" or {"type": "function", "function": {"name": …}}.
         """
-        return _finish(self.stream_chat(messages, params, thinking=thinking, tools=tools))
+        return self._batch([self._chat_job(messages, params, thinking, tools, tool_choice)]).run()[0]
+
+    async def achat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        thinking: bool | None = None,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice = None,
+    ) -> Completion:
+        """Like `chat`, for coroutines."""
+        return (await self._batch([self._chat_job(messages, params, thinking, tools, tool_choice)]).arun())[0]
+
+    # -------------------------------------------------------------------------------------- answers in pieces
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
-        """Like `generate` for one prompt, piece by piece. A bad request raises here, before the first piece."""
-        if not isinstance(prompt, Sequence):
-            raise ParameterError(f"prompt must be a text or a list of token ids, not {type(prompt).__name__}")
-        ids = self.tokenizer.prompt(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._stream(ids, params, thinking=True, split=ThinkingSplit(None, None, ids))
+        """Like `generate` for one prompt, piece by piece: `for chunk in stream`, or `async for` in a coroutine.
+
+        A bad request raises here, before the first piece. The work starts at once.
+        """
+        return Stream(Answering(self._prompt_job(prompt, params)))
 
     def stream_chat(
         self,
@@ -204,84 +205,107 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         thinking: bool | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice = None,
     ) -> Stream:
         """Like `chat`, piece by piece."""
+        return Stream(Answering(self._chat_job(messages, params, thinking, tools, tool_choice)))
+
+    # -------------------------------------------------------------------------------------- texts that are there
+
+    def score(
+        self,
+        text: Prompt,
+        *,
+        window: int | None = None,
+        stride: int | None = None,
+        progress: Progress = silent,
+    ) -> Score:
+        """How likely the model finds a text or a list of token ids: each token's log-probability, and the perplexity.
+
+        A text longer than `window` tokens (None: as many as the context holds, but one) is scored in windows that
+        begin `stride` tokens apart (None: half a window); each token is scored once, in the first that has it.
+        """
+        if not isinstance(text, Sequence):
+            raise ParameterError(f"text must be a text or a list of token ids, not {type(text).__name__}")
+        ids = self.tokenizer.prompt(text) if isinstance(text, str) else list(text)
+        return score(self._engine, ids, window=window, stride=stride, progress=progress)
+
+    # -------------------------------------------------------------------------------------- from text to ids
+
+    def _prompt_jobs(self, prompts: Sequence[Prompt], params: Params) -> list[Job]:
+        if not isinstance(prompts, Sequence) or not prompts:
+            raise ParameterError(f"prompt must be a text, a list of token ids or a list of these, got {prompts!r}")
+        each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
+        if len(each) != len(prompts):
+            raise ParameterError(f"params has {len(each)} entries for {len(prompts)} prompts; give as many, or one")
+        return [self._prompt_job(*pair) for pair in zip(prompts, each, strict=True)]
+
+    def _prompt_job(self, prompt: Prompt, params: SamplingParams | None) -> Job:
+        if not isinstance(prompt, Sequence):
+            raise ParameterError(f"prompt must be a text or a list of token ids, not {type(prompt).__name__}")
+        ids = self.tokenizer.prompt(prompt) if isinstance(prompt, str) else list(prompt)
+        return self._job(ids, params, ThinkingSplit(None, None, ids), thinking=True)
+
+    def _chat_job(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None,
+        thinking: bool | None,
+        tools: Tools | None,
+        tool_choice: ToolChoice,
+    ) -> Job:
         if self._template is None:
             raise ParameterError(f"messages: {self.name} has no chat template; use generate() with a plain prompt")
         if thinking and not self.can_think:
             raise ParameterError(f"thinking: {self.name} cannot think: its vocabulary has no thinking markers")
         ids = encode_chat(self._template, self.tokenizer, messages, tools=tools, thinking=thinking)
-        split = ThinkingSplit(
-            self.tokenizer.id("<think>"), self.tokenizer.id("</think>"), ids, self.tokenizer.special_ids
-        )
-        return self._stream(ids, params, thinking=thinking is not False, split=split)
+        markers = self.tokenizer.id("<think>"), self.tokenizer.id("</think>")
+        split = ThinkingSplit(*markers, ids, self.tokenizer.special_ids)
+        return self._job(ids, params, split, thinking=thinking is not False, tools=tools, tool_choice=tool_choice)
 
-    def _stream(
-        self, prompt_ids: list[int], params: SamplingParams | None, *, thinking: bool, split: ThinkingSplit
-    ) -> Stream:
-        engine = self._running_engine()
-        if not isinstance(params, SamplingParams | None):
-            raise ParameterError(f"params must be SamplingParams, not {type(params).__name__}")
+    def _job(
+        self,
+        ids: list[int],
+        asked: SamplingParams | None,
+        split: ThinkingSplit,
+        *,
+        thinking: bool,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice = None,
+    ) -> Job:
+        """A request that can run, with everything about it checked."""
+        if not isinstance(asked, SamplingParams | None):
+            raise ParameterError(f"params must be SamplingParams, not {type(asked).__name__}")
         defaults = model_defaults(self.config.architecture, self._generation_config, thinking=thinking)
-        request = engine.submit(prompt_ids, (params or SamplingParams()).with_defaults(defaults))
-        pipeline = OutputPipeline(self.tokenizer, request.params.stop, split)
-        return Stream(self._run(engine, request, pipeline))
-
-    def _run(self, engine: Engine, request: Generation, pipeline: OutputPipeline) -> Iterator[Chunk | Completion]:
-        """The pieces of one answer, then the whole of it."""
-        text: list[str] = []
-        thinking: list[str] = []
-        stopped = False
-        for token in engine.generate(request):
-            self._running_engine()
-            delta = pipeline.push(token)
-            text.append(delta.content)
-            thinking.append(delta.thinking)
-            if delta.content or delta.thinking:
-                yield Chunk(delta.content, delta.thinking)
-            if delta.stopped:
-                stopped = True
-                break
-        delta = pipeline.finish()
-        text.append(delta.content)
-        thinking.append(delta.thinking)
-        if delta.content or delta.thinking:
-            yield Chunk(delta.content, delta.thinking)
-        assert request.params.seed is not None
-        yield Completion(
-            text="".join(text),
-            thinking="".join(thinking),
-            token_ids=request.token_ids,
-            finish_reason="stop" if stopped else request.finish_reason or "stop",
-            seed=request.params.seed,
-            timings=Timings(
-                prompt_tokens=len(request.prompt_ids),
-                first_token_seconds=request.first_token_seconds,
-                decode_steps=request.decode_steps,
-                decode_seconds=request.decode_seconds,
-                decode_bytes=decode_bytes(
-                    self.config, self.cache, self.weight_bytes, len(request.prompt_ids), request.decode_steps
-                ),
-            ),
+        params = (asked or SamplingParams()).with_defaults(defaults)
+        calls = may_call(tools, tool_choice)
+        return Job(
+            engine=self._engine,
+            prompt_ids=self._engine.check(ids, params),
+            params=params,
+            pipeline=lambda: OutputPipeline(self.tokenizer, params.stop, copy(split), tools=calls),
+            guide=self._guides.plan(split, params, tools=tools, tool_choice=tool_choice),
+            decode_bytes=partial(decode_bytes, self.config, self.cache, self.weight_bytes),
+            owner=self,
         )
 
-    def _running_engine(self) -> Engine:
-        if self._engine is None:
-            raise QkvError(f"{self.name} has been closed")
-        return self._engine
+    def _batch(self, jobs: list[Job], progress: Progress = silent) -> Batch:
+        return Batch(jobs, progress)
 
     @property
     def can_think(self) -> bool:
         """Whether the model can write thinking that is told apart from its answer."""
         return None not in (self.tokenizer.id("<think>"), self.tokenizer.id("</think>"))
 
+    @property
+    def cache_stats(self) -> CacheStats:
+        """What the prefix cache holds, and how often it helped."""
+        return self._engine.stats()
+
     def close(self) -> None:
-        """Free the model's memory. Running streams end with an error; calling it twice is fine."""
-        if self._engine is not None:
-            self._engine = None
-            self._decoder.close()
-            del self._decoder
+        """Free the model's memory. Running requests end with an error; calling it twice is fine."""
+        self._end()
 
     def __enter__(self) -> LLM:
         return self
@@ -290,10 +314,16 @@ class LLM:
         self.close()
 
 
-def _finish(stream: Stream) -> Completion:
-    for _ in stream:
-        pass
-    return stream.completion
+def _end(engine: Engine, decoder: CompiledDecoder) -> None:
+    engine.close()
+    decoder.close()
+
+
+def _is_one(prompt: Any) -> bool:
+    """Whether it is a text or a list of token ids, not a list of prompts; what is neither is told so as one."""
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence) or not prompt:
+        return True
+    return isinstance(prompt[0], Integral)
 
 
 def _context(wanted: int | None, most: int) -> int:
@@ -331,7 +361,8 @@ def _template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | No
     )
 
 
-def _threads(wanted: int | None) -> int:
+def thread_count(wanted: int | None) -> int:
+    """How many threads to use: as many as are wanted, None for the cores of this process. Raises ParameterError."""
     if wanted is None:
         return available_cores()
     if isinstance(wanted, bool) or not isinstance(wanted, int) or not 1 <= wanted <= MAX_THREADS:

@@ -19,6 +19,19 @@ from qkv.errors import ModelFileError
         ("qwen3", {"do_sample": False, "temperature": 0.6}, True, SamplingParams(temperature=0)),
         ("llama", {"do_sample": True}, True, SamplingParams(temperature=1.0)),
         ("qwen3", {"temperature": 0.5, "top_k": 0}, False, SamplingParams(temperature=0.5, top_k=0)),
+        (
+            "qwen2",
+            {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1},
+            False,
+            SamplingParams(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.1),
+        ),
+        ("llama", {"repetition_penalty": 1.2}, False, SamplingParams(temperature=0, repetition_penalty=1.2)),
+        (
+            "qwen3",
+            {"repetition_penalty": 1.05},
+            False,
+            SamplingParams(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05),
+        ),
     ],
 )
 def test_defaults(architecture, config, thinking, expected):
@@ -28,3 +41,5 @@ def test_defaults(architecture, config, thinking, expected):
 def test_an_impossible_recommendation_names_the_file():
     with pytest.raises(ModelFileError, match=r"generation_config.json: top_p"):
         model_defaults("qwen3", {"top_p": 7}, thinking=True)
+    with pytest.raises(ModelFileError, match=r"generation_config.json: repetition_penalty"):
+        model_defaults("qwen3", {"repetition_penalty": -1}, thinking=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
 
 from qkv.engine.params import SamplingParams
@@ -35,6 +39,52 @@ from qkv.errors import ParameterError
         ("stop", 7),
         ("stop", ["x"] * 65),
         ("ignore_eos", 1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", -1.1),
+        ("repetition_penalty", 101),
+        ("repetition_penalty", "1.1"),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", None),
+        ("presence_penalty", float("nan")),
+        ("frequency_penalty", -2.1),
+        ("frequency_penalty", True),
+        ("logit_bias", {5: 100.1}),
+        ("logit_bias", {5: float("nan")}),
+        ("logit_bias", {5: True}),
+        ("logit_bias", {5: "1"}),
+        ("logit_bias", {"5": 1}),
+        ("logit_bias", {-1: 1}),
+        ("logit_bias", [(5, 1)]),
+        ("logit_bias", None),
+        ("n", 0),
+        ("n", 129),
+        ("n", None),
+        ("n", True),
+        ("min_tokens", -1),
+        ("min_tokens", None),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [1.0]),
+        ("stop_token_ids", [True]),
+        ("stop_token_ids", "12"),
+        ("stop_token_ids", 12),
+        ("logprobs", 1),
+        ("prompt_logprobs", 5),
+        ("top_logprobs", 21),
+        ("top_logprobs", -1),
+        ("top_logprobs", 10**9),
+        ("top_logprobs", True),
+        ("top_logprobs", 5),  # without logprobs
+        ("thinking_budget", -1),
+        ("thinking_budget", 1.5),
+        ("json_schema", 5),
+        ("json_schema", ["a"]),
+        ("regex", ""),
+        ("regex", 5),
+        ("grammar", b"start: x"),
+        ("choices", []),
+        ("choices", "yes"),
+        ("choices", ["yes", ""]),
+        ("choices", ["yes", 1]),
     ],
 )
 def test_bad_values_name_their_field(field, value):
@@ -55,3 +105,44 @@ def test_zero_is_a_value():
 
 def test_one_stop_string_is_a_list_of_one():
     assert SamplingParams(stop="###").stop == ("###",)
+
+
+def test_ids_beyond_the_vocabulary_are_found_before_anything_runs():
+    SamplingParams(stop_token_ids=[99], logit_bias={0: 1.0}).check_for(100)
+    with pytest.raises(ParameterError, match=r"^stop_token_ids: 1000000 .* 0 to 99$"):
+        SamplingParams(stop_token_ids=[3, 10**6]).check_for(100)
+    with pytest.raises(ParameterError, match=r"^logit_bias: 100 .* 0 to 99$"):
+        SamplingParams(logit_bias={100: -100}).check_for(100)
+
+
+def test_fields_that_exclude_each_other():
+    with pytest.raises(ParameterError, match=r"^regex cannot .* json_schema$"):
+        SamplingParams(json_schema={}, regex="a")
+    with pytest.raises(ParameterError, match=r"^min_tokens is 6, more than max_tokens \(5\)$"):
+        SamplingParams(min_tokens=6, max_tokens=5)
+
+
+def test_logprobs_go_up_to_20_and_a_schema_may_be_false():
+    assert SamplingParams(logprobs=True, top_logprobs=20).top_logprobs == 20
+    assert SamplingParams(json_schema=False).json_schema is False
+
+
+def test_what_was_given_can_change_afterwards_without_changing_the_request():
+    bias, stops = {3: 5}, [7, 8, 7]
+    params = SamplingParams(logit_bias=bias, stop_token_ids=stops)
+    bias[3], stops[0] = 50, 50
+    assert params.logit_bias == {3: 5.0} and params.stop_token_ids == (7, 8)
+    assert hash(params) == hash(SamplingParams(stop_token_ids=(7, 8)))
+    assert params != SamplingParams(stop_token_ids=(7, 8))
+
+
+def test_the_tokens_that_end_an_answer():
+    assert SamplingParams(stop_token_ids=[7]).ending_ids([1, 2]) == {1, 2, 7}
+    assert SamplingParams(stop_token_ids=[7], ignore_eos=True).ending_ids([1, 2]) == {7}
+
+
+def test_the_book_has_a_row_for_every_field():
+    page = Path(__file__).resolve().parents[2] / "docs/09-sampling.md"
+    table = page.read_text(encoding="utf-8").partition("| field of `SamplingParams` |")[2].partition("\n\n")[0]
+    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(field.name for field in fields(SamplingParams))

@@ -17,10 +17,10 @@ def params(**fields) -> SamplingParams:
 
 def plain(logits, temperature, min_p=0.0, top_k=0, top_p=1.0) -> dict[int, float]:
     """The distribution by its definition, with Python floats and full sorts."""
-    e = [np.exp(float(x - max(logits)) / temperature) for x in logits]
-    p = {i: x / sum(e) for i, x in enumerate(e)}
-    p = {i: x for i, x in p.items() if x >= min_p * max(p.values())}
-    ranked = sorted(p, key=lambda i: (-p[i], i))
+    scaled = [float(x - max(logits)) / temperature for x in logits]
+    e = [np.exp(x) for x in scaled]
+    p = {i: x / sum(e) for i, x in enumerate(e) if min_p == 0 or scaled[i] >= np.log(min_p)}
+    ranked = sorted(p, key=lambda i: (-e[i], i))
     if top_k > 0:
         ranked = ranked[:top_k]
     total, kept, before = sum(p[i] for i in ranked), [], 0.0

@@ -311,6 +311,18 @@ def test_results_are_the_callers_own():
     decoder.release(cache_)
 
 
+def test_without_a_copy_the_next_step_overwrites_the_logits():
+    decoder = decoder_of("qwen3", "f32")
+    cache_ = decoder.new_cache()
+    first = decoder.step([Chunk(cache_, [1])], copy=False)
+    assert np.shares_memory(first, decoder._work.logits)
+    kept = first.copy()
+    assert np.array_equal(kept, decoder.step([Chunk(decoder.new_cache(), [1])]))
+    decoder.step([Chunk(cache_, [2])], copy=False)
+    assert not np.array_equal(first, kept)
+    decoder.release(cache_)
+
+
 def test_after_close_a_step_is_an_error():
     decoder = compiled(FAMILIES["qwen3"], weights_of("qwen3", "f32")[0])
     cache_ = decoder.new_cache()

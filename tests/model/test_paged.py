@@ -94,3 +94,69 @@ def test_a_step_that_finds_no_block_leaves_the_sequences_as_they_were(decoder):
     decoder.release(late)
     decoder.pool.give_back(rest)
     assert decoder.pool.free == start
+
+
+# ------------------------------------------------------------------------------------------ blocks that can be found
+
+
+def test_a_published_block_is_kept_and_found_until_it_is_needed():
+    pool = BlockPool(3)
+    a, b = pool.take(2)
+    assert pool.publish(a, b"a")
+    assert not pool.publish(b, b"a")  # one block for a key
+    assert not pool.publish(a, b"b")  # and one key for a block
+    pool.give_back([a, b])
+    assert (pool.free, pool.kept, pool.find(b"a")) == (3, 1, a)
+    assert sorted(pool.take(2)) == sorted({0, 1, 2} - {a})  # what nobody can find goes first
+    assert (pool.take(1), pool.evictions, pool.find(b"a")) == ([a], 1, None)
+
+
+def test_a_shared_block_is_free_when_the_last_user_has_given_it_back():
+    pool = BlockPool(2)
+    (a,) = pool.take(1)
+    pool.publish(a, b"a")
+    pool.share(a)
+    pool.give_back([a])
+    assert pool.in_use(a)
+    assert pool.free == 1
+    pool.give_back([a])
+    assert not pool.in_use(a)
+    pool.share(a)  # out of those that are kept
+    assert (pool.free, pool.kept) == (1, 0)
+    pool.give_back([a])
+    with pytest.raises(AssertionError, match="twice"):
+        pool.give_back([a])
+
+
+def test_the_block_unused_for_longest_goes_first_and_of_one_sequence_the_last():
+    pool = BlockPool(4)
+    first, second = pool.take(2), pool.take(2)
+    for i, block in enumerate([*first, *second]):
+        pool.publish(block, bytes([i]))
+    pool.give_back(second)
+    pool.give_back(first)
+    assert pool.take(4) == [second[1], second[0], first[1], first[0]]
+
+
+def test_what_is_withdrawn_is_found_no_more_but_stays_with_its_users():
+    pool = BlockPool(2)
+    a, b = pool.take(2)
+    pool.publish(a, b"a")
+    pool.publish(b, b"b")
+    pool.give_back([b])
+    pool.withdraw(a, b"a")
+    pool.withdraw(b, b"b")
+    pool.withdraw(b, b"b")
+    assert pool.find(b"a") is pool.find(b"b") is None
+    assert (pool.in_use(a), pool.free, pool.kept) == (True, 1, 0)
+    pool.publish(a, b"c")
+    pool.withdraw(a, b"a")  # an old name of it
+    assert pool.find(b"c") == a
+
+
+def test_a_reset_takes_everything_back():
+    pool = BlockPool(3)
+    pool.publish(pool.take(2)[0], b"a")
+    pool.reset()
+    assert (pool.free, pool.kept, pool.find(b"a")) == (3, 0, None)
+    assert sorted(pool.take(3)) == [0, 1, 2]

@@ -8,7 +8,7 @@ from typing import Any
 
 import gguf
 import pytest
-from vocabularies import tiny_tokenizer_json
+from vocabularies import scored_pieces, sentencepiece_metadata, tiny_tokenizer_json
 
 from qkv.text.template import ChatTemplate
 from qkv.text.tokenizer import Tokenizer
@@ -25,6 +25,12 @@ def tiny_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_json: Path) -> Tokenizer:
     return Tokenizer.from_file(tiny_json, {"eos_token": "<|im_end|>", "bos_token": "<|endoftext|>"})
+
+
+@pytest.fixture(scope="session")
+def spm() -> Tokenizer:
+    """A vocabulary in the manner of SentencePiece, from GGUF keys: byte pieces, and no markers of Qwen's."""
+    return Tokenizer.from_gguf(sentencepiece_metadata(scored_pieces()), "spm.gguf")
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 import qkv
-from qkv.cli import chat, cost, explain, info, models, run, terminal, warmup
+from qkv.cli import bench, chat, cost, evaluate, explain, info, models, run, terminal, warmup
 from qkv.errors import QkvError
 
 DEFECT, INTERRUPTED, CLOSED = 70, 130, 141
@@ -61,7 +61,9 @@ app.command()(models.pull)
 app.command("list")(models.list_models)
 app.command()(info.info)
 app.command()(cost.cost)
+app.command()(bench.bench)
 app.command()(explain.explain)
+app.command("eval")(evaluate.evaluate)
 app.command()(models.rm)
 app.command()(warmup.warmup)
 

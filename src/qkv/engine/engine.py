@@ -1,66 +1,105 @@
-"""The loop that turns a prompt into more tokens. Ids only: the engine never sees text.
+"""The loop that turns prompts into more tokens. Ids only: the engine never sees text.
 
-One request at a time: run the prompt, then sample, append, run the new token, until an end token, the limit asked
-for, or the end of the context.
+One thread runs it. Others send requests (`submit`) and read what happened; the loop never waits for them: what it
+computes next depends on tokens alone, and readers get theirs through a sink or at the end. With nothing to do it
+sleeps.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
+import queue
 import secrets
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import isfinite
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qkv.engine.guide import Guide, Sink
+from qkv.engine.logprobs import token_logprobs
+from qkv.engine.lookup import Lookup
+from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import MAX_SEED, SamplingParams
-from qkv.engine.sampling import sample
-from qkv.errors import ContextLengthError, ParameterError, QkvError
+from qkv.engine.prefix import CacheStats
+from qkv.engine.request import FinishReason, Generation, Handle
+from qkv.engine.sampling import Sampler
+from qkv.engine.scheduler import Scheduler, Work
+from qkv.errors import ContextLengthError, ParameterError, QkvError, QueueFullError, RequestCancelledError
+from qkv.kernels.kvcache import BLOCK
+from qkv.model.paged import BlockPool, CacheFullError, Chunk, StepAbortedError
 
-FinishReason = Literal["stop", "length"]
+MAX_QUEUE = 1024
 
 
 class Model(Protocol):
-    """What the engine asks of a decoder: to run the next tokens of a sequence and say what may come after them."""
+    """What the engine asks of a decoder."""
 
-    def new_cache(self) -> Any: ...
-    def next_logits(self, ids: Sequence[int], cache: Any) -> NDArray[np.float32]: ...
-    def release(self, cache: Any) -> None: ...
+    pool: BlockPool
+    step_tokens: int
+    """The most tokens of a step."""
+    outputs: int
+    """The most rows of logits of a step."""
 
+    def step(self, chunks: Sequence[Chunk], *, copy: bool = True) -> NDArray[np.float32]:
+        """Run the chunks, whose caches have the blocks they need and grow by them; rows of logits, in their order.
 
-@dataclass
-class Generation:
-    """One request as it runs: iterate `Engine.generate` and read the rest here, during or after."""
+        Without `copy` the rows are overwritten by the next step. If it raises, the caches are as they were;
+        `StepAbortedError` means that it may be run again.
+        """
 
-    prompt_ids: list[int]
-    params: SamplingParams
-    token_ids: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    first_token_seconds: float = 0.0  # the prompt's step and the first choice
-    decode_seconds: float = 0.0  # all later steps
-    decode_steps: int = 0
-
-    def record_step(self, seconds: float) -> None:
-        """Count the time of one step; the first is the prompt's."""
-        if self.first_token_seconds == 0:
-            self.first_token_seconds = seconds
-        else:
-            self.decode_seconds += seconds
-            self.decode_steps += 1
+    def abort(self) -> None:
+        """Make a step that is running in another thread raise `StepAbortedError` soon."""
 
 
 class Engine:
-    """Runs requests on a model of `vocab_size` tokens with room for `context` positions."""
+    """Runs requests on a model of `vocab_size` tokens with room for `context` positions.
 
-    def __init__(self, model: Model, *, vocab_size: int, context: int, end_ids: Sequence[int]) -> None:
-        self.model, self.vocab_size, self.context = model, vocab_size, context
+    max_queue: how many answers may wait for their turn. speculation: whether to guess tokens (see `lookup`).
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        vocab_size: int,
+        context: int,
+        end_ids: Iterable[int],
+        max_queue: int = MAX_QUEUE,
+        speculation: bool = False,
+        name: str = "the model",
+    ) -> None:
+        self.model, self.vocab_size, self.name = model, vocab_size, name
+        self.context = min(context, model.pool.size * BLOCK)
         self.end_ids = frozenset(end_ids)
+        self.max_queue, self.speculation = max_queue, speculation
+        self._closed = False
+        self._begin_anew()
+        _engines.add(self)
 
-    def submit(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
-        """Check a request and give it a seed. Raises `ParameterError` or `ContextLengthError` before anything runs."""
-        if not prompt_ids:
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(self.model.pool, step_tokens=self.model.step_tokens, rows=self.model.outputs)
+
+    def _begin_anew(self) -> None:
+        self.scheduler = self._new_scheduler()
+        self._mail: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._handle_of: dict[Generation, Handle] = {}  # of those that have not ended
+        self._in_step: list[Handle] = []  # whose tokens are being computed now
+        self._lock = threading.Lock()  # guards the start and the end of the thread
+        self._thread: threading.Thread | None = None
+
+    # -------------------------------------------------------------------------------------- from any thread
+
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
+        """The prompt as plain integers. Raises `ParameterError` or `ContextLengthError` for what cannot be run."""
+        if not len(prompt_ids):
             raise ParameterError("prompt is empty: there is nothing to continue; give at least one token")
         for token in prompt_ids:
             if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or not 0 <= token < self.vocab_size:
@@ -70,36 +109,262 @@ class Engine:
                 f"prompt has {len(prompt_ids)} tokens and the context holds {self.context}: "
                 "no room for an answer; shorten the prompt"
             )
+        params.check_for(self.vocab_size)
+        return [int(token) for token in prompt_ids]
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        guides: Sequence[Guide | None] = (),
+        sinks: Sequence[Sink | None] = (),
+        mailbox: Mailbox | None = None,
+    ) -> Handle:
+        """Queue a request; one guide and one sink for each of its n answers, or none. `mailbox` gets it at its end.
+
+        Raises what `check` raises, `QueueFullError`, and `QkvError` after `close`; nothing is queued then.
+        """
+        ids = self.check(prompt_ids, params)
         if params.seed is None:
             params = replace(params, seed=secrets.randbelow(MAX_SEED))
-        return Generation([int(token) for token in prompt_ids], params)
+        none: list[None] = [None] * params.n
+        brought = zip(range(params.n), guides or none, sinks or none, strict=True)
+        generations = [self._generation(ids, params, choice, guide, sink) for choice, guide, sink in brought]
+        handle = Handle(generations, mailbox, self._cancel)
+        with self._lock:
+            if self._closed:
+                raise QkvError(f"{self.name} has been closed")
+            waiting = self._mail.qsize() + len(self.scheduler.waiting)
+            if waiting + params.n > self.max_queue:
+                raise QueueFullError(
+                    f"{waiting} answers are waiting and the queue holds {self.max_queue}: try again later"
+                )
+            handle.submitted = time.perf_counter()
+            self._handle_of.update(dict.fromkeys(generations, handle))
+            self._mail.put(partial(self._begin, handle))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="qkv-engine", daemon=True)
+                self._thread.start()
+        return handle
 
-    def generate(self, request: Generation) -> Iterator[int]:
-        """Yield each new token as soon as it is known. End tokens are not yielded; closing the iterator cancels."""
-        room = self.context - len(request.prompt_ids)
-        limit = min(room, request.params.max_tokens or room)
-        cache = self.model.new_cache()
+    def _generation(
+        self, ids: list[int], params: SamplingParams, choice: int, guide: Guide | None, sink: Sink | None
+    ) -> Generation:
+        room = self.context - len(ids)
+        return Generation(
+            choice=choice,
+            prompt_ids=ids,
+            params=params,
+            sampler=Sampler(params, choice=choice, prompt_ids=ids, vocab_size=self.vocab_size, end_ids=self.end_ids),
+            guide=guide,
+            sink=sink,
+            lookup=Lookup() if self.speculation else None,
+            ending=params.ending_ids(self.end_ids),
+            limit=min(room, params.max_tokens or room),
+        )
+
+    def _cancel(self, handle: Handle, at_once: bool) -> None:
+        self._mail.put(partial(self._end_cancelled, handle))
+        in_step = self._in_step
+        if at_once and in_step and all(one.cancelled for one in in_step):
+            self.model.abort()  # if that is another step by now, it is run again
+
+    def stats(self) -> CacheStats:
+        """What the cache holds and how often it helped."""
+        return self.scheduler.prefix.stats()
+
+    def close(self) -> None:
+        """End the thread, and every request with an error. Calling it twice is fine."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self._mail.put(lambda: None)
+            while thread.is_alive():
+                self.model.abort()  # again and again: it may just be between two steps
+                thread.join(timeout=0.02)
+
+    # -------------------------------------------------------------------------------------- the engine's thread
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                self._read_mail()
+                if not self._closed and not self.scheduler.idle:
+                    self._step()
+            except BaseException as error:  # a defect, here or in a plan: whoever waits must hear of it
+                self._end_all(QkvError(f"the engine failed: {type(error).__name__}: {error}"), error)
+        self._end_all(QkvError(f"{self.name} has been closed"))
+
+    def _end_all(self, failure: QkvError, cause: BaseException | None = None) -> None:
+        """End every request, and forget everything."""
+        failure.__cause__ = cause
+        handles = set(self._handle_of.values())
+        self._handle_of.clear()
+        self.model.pool.reset()
+        self.scheduler = self._new_scheduler()
+        for handle in handles:
+            handle.end(failure)
+
+    def _read_mail(self) -> None:
+        """Do what the others have asked for; if there is nothing else to do, wait until they ask."""
+        if self.scheduler.idle:
+            self._mail.get()()
+        while not self._mail.empty():
+            self._mail.get()()
+
+    def _begin(self, handle: Handle) -> None:
+        if not handle.ended:
+            for generation in handle.generations:
+                self.scheduler.add(generation)
+
+    def _end_cancelled(self, handle: Handle) -> None:
+        if not handle.ended:
+            self._fail(handle, RequestCancelledError("the request was cancelled"))
+
+    def _fail(self, handle: Handle, error: BaseException) -> None:
+        """End a request. Nothing it computed stays in the cache."""
+        for generation in handle.generations:
+            self.scheduler.remove(generation)
+            self.scheduler.prefix.withdraw(generation)
+        self._end(handle, error)
+
+    def _end(self, handle: Handle, error: BaseException | None = None) -> None:
+        for generation in handle.generations:
+            del self._handle_of[generation]
+        handle.end(error)
+
+    def _step(self) -> None:
+        """Run one step, and choose the next tokens."""
+        started = time.perf_counter()
+        plan = self.scheduler.plan()
+        for work in plan:
+            work.generation.started = work.generation.started or started
         try:
-            new_ids: Sequence[int] = request.prompt_ids
-            while request.finish_reason is None:
-                started = time.perf_counter()
-                logits = self._step(new_ids, cache)
-                token = sample(logits, request.params, position=len(request.prompt_ids) + len(request.token_ids))
-                request.record_step(time.perf_counter() - started)
-                if token in self.end_ids and not request.params.ignore_eos:
-                    request.finish_reason = "stop"
-                    return
-                request.token_ids.append(token)
-                if len(request.token_ids) == limit:
-                    request.finish_reason = "length"
-                new_ids = [token]
-                yield token
+            if not plan:
+                raise CacheFullError(f"the KV cache is full: its {self.model.pool.size} blocks are held by others")
+            self._in_step = [self._handle_of[work.generation] for work in plan]
+            logits = self.model.step([work.chunk for work in plan], copy=False)
+        except StepAbortedError:
+            return  # for a cancel or a close, which the mail tells of
+        except Exception as error:
+            self._fail_step(plan, error)
+            return
         finally:
-            self.model.release(cache)
+            self._in_step = []
+        self.scheduler.record(time.perf_counter() - started)
+        row = 0
+        for work in plan:
+            _, ids, outputs = work.chunk
+            first, row = row, row + (1 if outputs == "last" else len(ids) if outputs == "all" else 0)
+            if work.generation in self._handle_of:  # another of its request's answers may have failed just now
+                self._go_on(work, logits[first:row])
 
-    def _step(self, ids: Sequence[int], cache: Any) -> NDArray[np.float32]:
-        """Run the new tokens; the logits of the last one."""
-        logits = self.model.next_logits(ids, cache)
-        if not np.isfinite(logits.sum()):  # one that is not finite makes the sum so; half the time of asking each
+    def _fail_step(self, plan: list[Work], error: Exception) -> None:
+        """End those whose step it was; if there was none, all."""
+        generations = [work.generation for work in plan] or [*self.scheduler.running, *self.scheduler.waiting]
+        text = str(error) if isinstance(error, QkvError) else f"the step failed: {type(error).__name__}: {error}"
+        for handle in {self._handle_of[generation]: None for generation in generations}:
+            failure = QkvError(text)
+            failure.__cause__ = error
+            self._fail(handle, failure)
+
+    def _go_on(self, work: Work, rows: NDArray[np.float32]) -> None:
+        """Take the results of a generation's part of a step. Whatever fails in that ends its request, and no other."""
+        try:
+            reason = self._take(work, rows)
+        except BaseException as error:
+            self._fail(self._handle_of[work.generation], error)
+            return
+        generation = work.generation
+        self.scheduler.prefix.publish(generation)
+        if reason is None:
+            return
+        generation.finish_reason = reason
+        self.scheduler.remove(generation)
+        handle = self._handle_of[generation]
+        if all(other.finish_reason for other in handle.generations):
+            self._end(handle)
+
+    def _take(self, work: Work, rows: NDArray[np.float32]) -> FinishReason | None:
+        """Check the rows, and choose the next token if they say what it may be, or several if drafts were right."""
+        generation, drafts = work.generation, work.drafts
+        if len(rows) and not (isfinite(rows.max()) and isfinite(rows.min())):
             raise QkvError("the model computed a value that is not a number: its weights are damaged")
-        return logits
+        if generation.reads_its_prompt:
+            self._read_prompt(generation, rows, len(work.chunk.ids))
+        if generation.cache.length < len(generation.ids):
+            return None  # there is more of its text to run
+        complete = len(generation.ids)
+        reason = None
+        for row, draft in zip(rows[-1 - len(drafts) :], [*drafts, None], strict=True):
+            reason = self._choose(generation, row)
+            if reason is not None or generation.ids[-1] != draft:
+                break
+            complete += 1  # the draft was what comes: its keys and values are right, and the next row is too
+        self._count_step(generation, len(drafts), complete)
+        return reason
+
+    def _choose(self, generation: Generation, row: NDArray[np.float32]) -> FinishReason | None:
+        """Choose one token; why the answer ends with it, if it does."""
+        guide = generation.guide
+        allowed = None if guide is None else guide.allowed()
+        choice = generation.sampler.choose(row, position=len(generation.ids), allowed=allowed)
+        if choice.token in generation.ending:
+            return "stop"
+        if guide is not None:
+            guide.push(choice.token)
+        generation.append(choice)
+        if generation.sink is not None and generation.sink.push(choice):
+            return "stop"
+        return "length" if len(generation.token_ids) == generation.limit else None
+
+    def _count_step(self, generation: Generation, drafts: int, complete: int) -> None:
+        """Keep of the cache what is right: `complete` positions. Note times and drafts."""
+        accepted = complete - (generation.cache.length - drafts)
+        generation.cache.length = complete
+        generation.last_token = time.perf_counter()
+        if not generation.first_token:
+            generation.first_token = generation.last_token
+            self.scheduler.prefix.count(generation)
+        else:
+            generation.decode_steps += 1
+        if drafts:
+            assert generation.lookup is not None
+            generation.drafted += drafts
+            generation.accepted += accepted
+            generation.lookup.learn(len(generation.ids), drafts, accepted)
+
+    def _read_prompt(self, generation: Generation, rows: NDArray[np.float32], count: int) -> None:
+        """Note the log-probabilities of the prompt's tokens: a position's row is about the token after it."""
+        start = generation.cache.length - count
+        following = generation.prompt_ids[start + 1 : start + 1 + count]
+        known = len(generation.prompt_logprobs) - start  # more than none after a preemption
+        wanted = np.array(following[known:], np.int64)
+        generation.prompt_logprobs += token_logprobs(rows[known : len(following)], wanted).tolist()
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """At exit: no thread may be in a step when the interpreter goes."""
+    for engine in list(_engines):
+        engine.close()
+
+
+def _after_fork() -> None:
+    """In a forked child the engine's thread does not exist: what was running goes on in the parent alone."""
+    for engine in list(_engines):
+        handle_of = engine._handle_of
+        engine._begin_anew()
+        engine._handle_of = handle_of
+        for handle in handle_of.values():
+            handle.forked()
+        engine._end_all(QkvError("this request runs in the process that this one was forked from"))
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from numbers import Integral
 from typing import Any
 
 from qkv.errors import ParameterError
 
 MAX_STOPS = 64
 MAX_SEED = 2**63 - 1
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+LARGEST = 2**31 - 1
+BANNED = -100
+"""The logit_bias that forbids a token outright."""
+
+_STRUCTURES = ("json_schema", "regex", "grammar", "choices")
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen and when to end. None means: as the model's own defaults say.
+    """How the next token is chosen, when to end, and what to report. None means: as the model's own defaults say.
 
+    Logits go through logit_bias, the three penalties, temperature, min_p, top_k and top_p, in this order.
     Raises `ParameterError`, naming the field, for a value out of range.
     """
 
@@ -28,30 +37,64 @@ class SamplingParams:
     """Keep the k most likely tokens; 0 and -1 are off."""
     top_p: float | None = None
     """Keep the most likely tokens until their probabilities add up to this; at least one; 1 is off."""
+    repetition_penalty: float | None = None
+    """Logits of tokens seen in the prompt or the answer are divided by it where positive, multiplied where negative; 1
+    is off; 0.01 to 100."""
+    presence_penalty: float = 0
+    """Taken from the logits of tokens that the answer has; -2 to 2."""
+    frequency_penalty: float = 0
+    """Taken from the logits of tokens that the answer has, once for each time; -2 to 2."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Token id → what is added to its logit, -100 to 100; -100 forbids the token, whatever the temperature."""
     seed: int | None = None
     """The same seed gives the same text. None draws a new one."""
+    n: int = 1
+    """How many answers to make of one prompt; they differ, and a seed makes each of them repeatable."""
     max_tokens: int | None = None
     """The most tokens to generate; None is the room left in the context."""
+    min_tokens: int = 0
+    """No end token and none of `stop_token_ids` is chosen before there are this many tokens."""
     stop: str | Sequence[str] = ()
     """The text ends before the first of these."""
+    stop_token_ids: Collection[int] = ()
+    """Tokens that end the answer, beside the model's own end tokens; not part of the text."""
     ignore_eos: bool = False
-    """Go on past the model's own end tokens."""
+    """Go on past the model's own end tokens (not past `stop_token_ids`)."""
+    logprobs: bool = False
+    """Report each chosen token's log-probability: natural, of the model's own distribution, before any field here."""
+    top_logprobs: int = 0
+    """Also report that many of the likeliest tokens at each place, 0 to 20; needs `logprobs`."""
+    prompt_logprobs: bool = False
+    """Report the log-probability of each of the prompt's tokens."""
+    thinking_budget: int | None = None
+    """Close the thinking after this many tokens; None leaves its length to the model."""
+    json_schema: Mapping[str, Any] | bool | str | None = field(default=None, hash=False)
+    """The answer is JSON that this schema (an object, a truth value, or its JSON text) allows."""
+    regex: str | None = None
+    """The answer matches this regular expression as a whole."""
+    grammar: str | None = None
+    """The answer is a sentence of this Lark grammar."""
+    choices: Sequence[str] | None = None
+    """The answer is one of these strings."""
 
     def __post_init__(self) -> None:
-        _number(self, "temperature", 0, math.inf)
-        _number(self, "min_p", 0, 1)
-        _number(self, "top_p", 0, 1)
-        _whole(self, "top_k", -1, 2**31 - 1)
-        _whole(self, "seed", 0, MAX_SEED)
-        _whole(self, "max_tokens", 1, 2**31 - 1)
-        if not isinstance(self.ignore_eos, bool):
-            raise ParameterError(f"ignore_eos must be true or false, got {self.ignore_eos!r}")
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop
-        if not isinstance(stops, Sequence) or len(stops) > MAX_STOPS:
-            raise ParameterError(f"stop must be a string or a list of at most {MAX_STOPS} strings, got {self.stop!r}")
-        if not all(isinstance(stop, str) and stop for stop in stops):
-            raise ParameterError(f"stop must hold non-empty strings, got {self.stop!r}")
-        object.__setattr__(self, "stop", tuple(stops))
+        for name in ("temperature", "min_p", "top_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+            _check_number(name, getattr(self, name), *_NUMBERS[name])
+        for name, (low, high) in _WHOLE.items():
+            _check_whole(name, getattr(self, name), low, high)
+        for name in ("ignore_eos", "logprobs", "prompt_logprobs"):
+            if not isinstance(getattr(self, name), bool):
+                raise ParameterError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        if self.top_logprobs and not self.logprobs:
+            raise ParameterError(f"top_logprobs is {self.top_logprobs}, which needs logprobs to be true")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ParameterError(f"min_tokens is {self.min_tokens}, more than max_tokens ({self.max_tokens})")
+        object.__setattr__(self, "stop", _checked_stops(self.stop))
+        object.__setattr__(self, "stop_token_ids", _checked_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+        _check_structure(self)
+        if self.choices is not None:
+            object.__setattr__(self, "choices", tuple(self.choices))
 
     def with_defaults(self, defaults: SamplingParams) -> SamplingParams:
         """Fill every field that is None from `defaults`. A field that is set stays, 0 included."""
@@ -60,10 +103,40 @@ class SamplingParams:
         }
         return replace(self, **missing)
 
+    def check_for(self, vocab_size: int) -> None:
+        """Check what depends on the model. Raises `ParameterError` for a token id that its vocabulary does not have."""
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
+            for token in ids:
+                if not 0 <= token < vocab_size:
+                    raise ParameterError(f"{name}: {token} is not a token id; ids go from 0 to {vocab_size - 1}")
 
-def _number(params: SamplingParams, name: str, low: float, high: float) -> None:
-    value = getattr(params, name)
-    if value is None:
+    def ending_ids(self, end_ids: Iterable[int]) -> frozenset[int]:
+        """The tokens that end this request's answers, of a model with these end tokens."""
+        return frozenset(self.stop_token_ids) | frozenset(() if self.ignore_eos else end_ids)
+
+
+_NUMBERS: dict[str, tuple[float, float]] = {
+    "temperature": (0, math.inf),
+    "min_p": (0, 1),
+    "top_p": (0, 1),
+    "repetition_penalty": (0.01, 100),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+}
+_WHOLE = {
+    "top_k": (-1, LARGEST),
+    "seed": (0, MAX_SEED),
+    "n": (1, MAX_CHOICES),
+    "max_tokens": (1, LARGEST),
+    "min_tokens": (0, LARGEST),
+    "top_logprobs": (0, MAX_TOP_LOGPROBS),
+    "thinking_budget": (0, LARGEST),
+}
+_NONE_IS_DEFAULT = {f.name for f in fields(SamplingParams) if f.default is None}
+
+
+def _check_number(name: str, value: Any, low: float, high: float) -> None:
+    if value is None and name in _NONE_IS_DEFAULT:
         return
     if (
         isinstance(value, bool)
@@ -75,9 +148,58 @@ def _number(params: SamplingParams, name: str, low: float, high: float) -> None:
         raise ParameterError(f"{name} must be a number of at least {low:g}{upper}, got {value!r}")
 
 
-def _whole(params: SamplingParams, name: str, low: int, high: int) -> None:
-    value = getattr(params, name)
-    if value is None:
+def _check_whole(name: str, value: Any, low: int, high: int) -> None:
+    if value is None and name in _NONE_IS_DEFAULT:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ParameterError(f"{name} must be a whole number of at least {low} and at most {high}, got {value!r}")
+
+
+def _checked_stops(stop: Any) -> tuple[str, ...]:
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, Sequence) or len(stops) > MAX_STOPS:
+        raise ParameterError(f"stop must be a string or a list of at most {MAX_STOPS} strings, got {stop!r}")
+    if not all(isinstance(one, str) and one for one in stops):
+        raise ParameterError(f"stop must hold non-empty strings, got {stop!r}")
+    return tuple(stops)
+
+
+def _checked_ids(ids: Any) -> tuple[int, ...]:
+    if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Collection):
+        raise ParameterError(f"stop_token_ids must be a list of token ids, got {ids!r}")
+    return tuple(dict.fromkeys(_checked_id("stop_token_ids", token) for token in ids))
+
+
+def _checked_bias(bias: Any) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise ParameterError(f"logit_bias must map token ids to numbers, got {bias!r}")
+    for token, value in bias.items():
+        _checked_id("logit_bias", token)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:
+            raise ParameterError(f"logit_bias of token {token} must be a number from -100 to 100, got {value!r}")
+    return {int(token): float(value) for token, value in bias.items()}
+
+
+def _checked_id(name: str, token: Any) -> int:
+    if isinstance(token, bool) or not isinstance(token, Integral) or token < 0:
+        raise ParameterError(f"{name}: {token!r} is not a token id")
+    return int(token)
+
+
+def _check_structure(params: SamplingParams) -> None:
+    """At most one structure, and of the right type; whether it means anything, `qkv.text` finds out."""
+    asked = [name for name in _STRUCTURES if getattr(params, name) is not None]
+    if len(asked) > 1:
+        raise ParameterError(f"{asked[1]} cannot be asked for together with {asked[0]}")
+    if not isinstance(params.json_schema, (Mapping, bool, str, type(None))):
+        raise ParameterError(f"json_schema must be an object, a truth value or JSON text, got {params.json_schema!r}")
+    for name in ("regex", "grammar"):
+        value = getattr(params, name)
+        if value is not None and not (isinstance(value, str) and value):
+            raise ParameterError(f"{name} must be a non-empty string, got {value!r}")
+    if params.choices is None:
+        return
+    if isinstance(params.choices, str) or not isinstance(params.choices, Sequence) or not params.choices:
+        raise ParameterError(f"choices must be a list of at least one string, got {params.choices!r}")
+    if not all(isinstance(choice, str) and choice for choice in params.choices):
+        raise ParameterError(f"choices must hold non-empty strings, got {params.choices!r}")

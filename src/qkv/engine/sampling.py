@@ -1,17 +1,98 @@
-"""From a row of logits to the next token: temperature, min_p, top_k, top_p, and one random number.
+"""From a row of logits to the next token.
 
-The order is fixed (docs: decisions): temperature first, so that min_p and top_p see the probabilities that are
-sampled from. Randomness is keyed by (seed, choice, position): a request's text does not depend on what runs beside it.
+The order is fixed: logit_bias, penalties, what may not come now, temperature, min_p, top_k, top_p, one random number.
+Temperature comes before min_p and top_p, so that these see the probabilities that are sampled from. Randomness is keyed
+by (seed, choice, position): a request's text does not depend on what runs beside it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
+from qkv.engine.logprobs import log_normalizer, top_logprobs
 from qkv.engine.params import SamplingParams
+from qkv.engine.penalties import Penalties
+from qkv.engine.shortlist import shortlist
+from qkv.errors import ParameterError
 
-RUN = 64  # tokens that share a maximum in `_shortlist`
+
+class Choice(NamedTuple):
+    """A chosen token. Log-probabilities are the model's own (see `logprobs`), None and empty unless asked for."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens at this place and their log-probabilities, likeliest first."""
+
+
+class Sampler:
+    """Chooses the tokens of one running answer, and counts them for the penalties and min_tokens.
+
+    `params` have a seed; `choice` says which of the request's n answers this is.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        choice: int,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
+        end_ids: Iterable[int],
+    ) -> None:
+        self.params, self.choice = params, choice
+        self._penalties = Penalties(params, prompt_ids)
+        self._ending = np.array([i for i in params.ending_ids(end_ids) if i < vocab_size], np.int64)
+        self._count = 0
+
+    def choose(
+        self, logits: NDArray[np.float32], *, position: int, allowed: NDArray[np.uint32] | None = None
+    ) -> Choice:
+        """The next token, from finite logits [vocab], which stay as they are. `position` is its place in the text.
+
+        allowed: what a guide lets through, bit t % 32 of word t // 32 for token t; tokens beyond its end are not
+        allowed. Raises `ParameterError` when nothing is left to choose; the answer cannot go on then.
+        """
+        row = self.adjusted(logits, allowed)
+        if row is not logits and row.max() == -np.inf:
+            raise ParameterError(self._why_nothing_is_left(allowed is not None))
+        token = sample(row, self.params, position=position, choice=self.choice)
+        self._penalties.count(token)
+        self._count += 1
+        if not self.params.logprobs:
+            return Choice(token)
+        normalizer = log_normalizer(logits)
+        top = top_logprobs(logits, self.params.top_logprobs, normalizer) if self.params.top_logprobs else ()
+        return Choice(token, float(logits[token]) - normalizer, top)
+
+    def adjusted(self, logits: NDArray[np.float32], allowed: NDArray[np.uint32] | None = None) -> NDArray[np.float32]:
+        """The logits of the next token after all that comes before the temperature; themselves when nothing does."""
+        too_early = self._count < self.params.min_tokens and len(self._ending) > 0
+        if allowed is None and not too_early and not self._penalties.active:
+            return logits
+        row = logits.copy() if allowed is None else only(logits, allowed)
+        if self._penalties.active:
+            self._penalties.apply(row)
+        if too_early:
+            row[self._ending] = -np.inf
+        return row
+
+    def _why_nothing_is_left(self, guided: bool) -> str:
+        if self._count < self.params.min_tokens:
+            return f"min_tokens: no token may follow the first {self._count} but one that ends the answer"
+        if guided:
+            return "logit_bias: it forbids every token that the grammar or the choices allow here"
+        return "logit_bias: it forbids every token"
+
+
+def only(logits: NDArray[np.float32], allowed: NDArray[np.uint32]) -> NDArray[np.float32]:
+    """A row of logits with -inf in place of what is not allowed."""
+    bits = np.unpackbits(allowed.astype("<u4", copy=False).view(np.uint8), count=len(logits), bitorder="little")
+    return np.where(bits.view(np.bool_), logits, np.float32(-np.inf))
 
 
 def sample(logits: NDArray[np.float32], params: SamplingParams, *, position: int, choice: int = 0) -> int:
@@ -25,8 +106,9 @@ def sample(logits: NDArray[np.float32], params: SamplingParams, *, position: int
     ids, probabilities = candidates(logits, params)
     cumulative = np.cumsum(probabilities)
     drawn = uniform(params.seed, choice, position) * cumulative[-1]
-    # Rounding may put `drawn` on the very end of the last bin.
-    return int(ids[min(np.searchsorted(cumulative, drawn, side="right"), len(ids) - 1)])
+    # Rounding may put `drawn` on the very end of the last bin that is not empty.
+    last = np.searchsorted(cumulative, cumulative[-1], side="left")
+    return int(ids[min(np.searchsorted(cumulative, drawn, side="right"), last)])
 
 
 def candidates(logits: NDArray[np.float32], params: SamplingParams) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -38,7 +120,7 @@ def candidates(logits: NDArray[np.float32], params: SamplingParams) -> tuple[NDA
     top_p = 1.0 if params.top_p is None else params.top_p
     if top_p < 1 and top_k == len(logits):
         return _nucleus(logits, params, top_p)
-    ids, e = _weights(logits, params, _shortlist(logits, top_k))
+    ids, e = _weights(logits, params, shortlist(logits, top_k))
     if top_k < len(logits):
         ids, e = _ranked(ids, e, top_k)
     probabilities = e / e.sum()
@@ -61,15 +143,16 @@ def _weights(
 def _nucleus(
     logits: NDArray[np.float32], params: SamplingParams, top_p: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """top_p alone: sort only as many of the likeliest tokens as it takes to reach it."""
-    total = _weights(logits, params, np.arange(len(logits)))[1].sum()
-    count = 256
-    while True:
-        count = min(4 * count, len(logits))
-        ids, e = _weights(logits, params, _shortlist(logits, count))
-        ids, e = _ranked(ids, e, count)
-        if count == len(logits) or e.sum() >= top_p * total:
-            return _cut(ids, e / total, top_p)
+    """top_p alone: sort only the tokens above a bound low enough to leave top_p of the probability above it."""
+    ids, e = _weights(logits, params, shortlist(logits, len(logits)))
+    total = e.sum()
+    enough = top_p * total * (1 + 1e-9)  # a sum in another order must not lose the last of them
+    bound, likely = 1.0, e >= 1.0  # the likeliest has e = 1
+    while e[likely].sum() < enough and bound > 0:
+        bound /= 16
+        likely = e >= bound
+    ids, e = _ranked(ids[likely], e[likely], len(ids))
+    return _cut(ids, e / total, top_p)
 
 
 def _cut(
@@ -87,20 +170,6 @@ def _ranked(
     """The `count` likeliest, likeliest first; ties go to the lowest id."""
     order = np.lexsort((ids, -e))[:count]
     return ids[order], e[order]
-
-
-def _shortlist(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """Ids of the `count` largest logits and some more, in their order: found without sorting.
-
-    Of any `count` tokens the smallest logit is a lower bound of the wanted ones. Taking each run's largest, the runs
-    with the `count` largest give a bound that few tokens reach.
-    """
-    if count * RUN >= len(logits):
-        return np.arange(len(logits))
-    whole = len(logits) // RUN * RUN
-    largest = logits[:whole].reshape(-1, RUN).max(axis=1)
-    bound = np.partition(largest, len(largest) - count)[len(largest) - count]
-    return np.flatnonzero(logits >= bound)
 
 
 def uniform(seed: int, choice: int, position: int) -> float:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from qkv.inspect.attention_timing import measure
+from qkv.inspect.bandwidth import Clock
 from qkv.inspect.figures import COLOURS, GREY
-from qkv.inspect.limits import Clock, measure_limits
+from qkv.inspect.limits import measure_limits
 from qkv.inspect.plain import Series, chart, paragraph, si, table
 from qkv.model.config import ModelConfig
 from qkv.model.cost import Limits, Part, decode_cost, prefill_cost

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.errors import ModelFileError
-from qkv.inspect.limits import Clock, seconds_of
+from qkv.inspect.bandwidth import Clock
+from qkv.inspect.limits import seconds_of
 from qkv.kernels.attention import (
     CHUNK,
     History,

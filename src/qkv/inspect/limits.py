@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 
-from qkv.errors import ParameterError
-from qkv.kernels.formats import new_arena
+from qkv.inspect.bandwidth import Clock, Reader
 from qkv.kernels.jit import inlined, kernel
 from qkv.kernels.simd import (
     HAS_VNNI,
     add,
     add_pairs,
     dot_bytes,
-    f32x8,
     fma,
     i8x32,
     load,
@@ -26,54 +23,29 @@ from qkv.kernels.simd import (
     store,
     u8x32,
 )
-from qkv.kernels.spmd import barrier, claim
-from qkv.kernels.team import MAX_THREADS, Program, team
+from qkv.kernels.spmd import barrier
+from qkv.kernels.team import Program, team
 from qkv.kernels.warmup import compile_in_child
 from qkv.model.cost import Limits
 from qkv.progress import Progress, silent
 
-BYTES = 1 << 29  # read in one run: larger than the caches of any one core
-PIECE = 1 << 17  # float32 numbers that a thread claims at a time
 CHAINS = 12  # independent sums, so that no multiply-add waits for another: latency 4-5, two a cycle
 ROUNDS = 1 << 20
 RUNS = 5
 
 
-Clock = Callable[[], float]
-"""`time.perf_counter`; or, for one thread on a busy machine, `time.thread_time`, which stops while others run."""
-
-
 def measure_limits(threads: int, progress: Progress = silent, clock: Clock = time.perf_counter) -> Limits:
-    """The best of a few runs of each, on `threads` threads. Takes about a second and 0.5 GB. Raises ParameterError."""
-    if not 1 <= threads <= MAX_THREADS:
-        raise ParameterError(f"threads must be from 1 to {MAX_THREADS}, got {threads}")
+    """The best of a few runs of each, on `threads` threads. Takes two seconds and 0.5 GB. Raises ParameterError."""
+    reader = Reader(threads, progress=progress, clock=clock)
     compile_in_child(__name__, "limits", progress)
-    numbers = new_arena(BYTES).view(np.float32)
-    numbers[:] = 1  # memory nobody has written to is one shared page of zeros, which a cache would hold
     sums = np.zeros(threads * 32, np.float32)
     codes = np.arange(32 * CHAINS, dtype=np.uint8)
-    reading = _best(Program(read_all, (numbers, sums), threads), clock)
+    reading = max(reader.tune(progress=progress).values())
+    reader.close()
     counting = _best(Program(multiply_add, (ROUNDS, sums), threads), clock)
     counting_bytes = _best(Program(multiply_bytes, (ROUNDS, codes, sums.view(np.int32)), threads), clock)
     operations = 2 * threads * ROUNDS * CHAINS
-    return Limits(BYTES / reading, 8 * operations / counting, 32 * operations / counting_bytes)
-
-
-@kernel
-def read_all(tid, n, sync, numbers, sums):
-    """Add up all numbers, a piece at a time, in four sums that read four places at once."""
-    a = b = c = d = splat(np.float32(0))
-    part = PIECE // 4
-    first = claim(sync, 0, PIECE)
-    while first < numbers.size:
-        for i in range(first, first + part, 8):
-            a = add(a, load(f32x8, numbers, i))
-            b = add(b, load(f32x8, numbers, i + part))
-            c = add(c, load(f32x8, numbers, i + 2 * part))
-            d = add(d, load(f32x8, numbers, i + 3 * part))
-        first = claim(sync, 0, PIECE)
-    store(sums, tid * 32, add(add(a, b), add(c, d)))
-    barrier(sync, n)
+    return Limits(reading, 8 * operations / counting, 32 * operations / counting_bytes)
 
 
 @kernel
@@ -144,8 +116,7 @@ def seconds_of(program: Program, clock: Clock) -> float:
 
 
 def warm(spec: str) -> None:
-    """Compile all three (called by `compile_in_child`)."""
+    """Compile both (called by `compile_in_child`)."""
     sums = np.zeros(32, np.float32)
-    Program(read_all, (sums, sums), 1).compile()
     Program(multiply_add, (1, sums), 1).compile()
     Program(multiply_bytes, (1, np.zeros(1, np.uint8), sums.view(np.int32)), 1).compile()

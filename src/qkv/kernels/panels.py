@@ -36,7 +36,7 @@ BLOCKS = 2 if simd.HAS_512 and simd.HAS_VNNI else 1
 """Blocks of 8 rows that lie side by side in a vector."""
 VECTORS = BLOCKS
 TOKENS = 4
-"""Vectors and tokens of a tile: as many sums as 16 or 32 registers hold, with a running one and one of the group each."""
+"""Vectors and tokens of a tile: as many sums as the registers hold, a running one and one of the group for each."""
 FEW_TOKENS = 2 * TOKENS
 """Fewer tokens than these are not worth a panel."""
 MANY_TOKENS = 16 if BLOCKS == 2 else 0

@@ -10,16 +10,16 @@ import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.errors import ModelFileError, QkvError
+from qkv.errors import ModelFileError, ParameterError, QkvError
 from qkv.kernels import packing
 from qkv.kernels.attention import CHUNK, padded_group, scratch_regions, state_size
 from qkv.kernels.formats import MATRIX, new_arena
-from qkv.kernels.kvcache import BLOCK, KINDS, Pool, half_block_bytes
+from qkv.kernels.kvcache import KINDS, Pool, half_block_bytes
 from qkv.kernels.panels import panel_size
 from qkv.kernels.team import Program, StepCancelledError, team
 from qkv.kernels.tiles import INFO
@@ -27,7 +27,8 @@ from qkv.kernels.warmup import compile_in_child
 from qkv.model import forward
 from qkv.model.config import ModelConfig
 from qkv.model.forward import Batch, Model, Weights, Work, step_for
-from qkv.model.paged import BlockPool, PagedCache
+from qkv.model.memory import free_memory
+from qkv.model.paged import BlockPool, Chunk, PagedCache, StepAbortedError, blocks_for
 from qkv.progress import Progress, silent
 
 STEP_TOKENS = 512
@@ -49,19 +50,11 @@ class PackedWeights:
     """What decoding one token reads: all of it, but for an untied token table, of which it reads a row."""
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """New tokens of one sequence, and whose logits are wanted: of none, of the last or of all of them."""
-
-    cache: PagedCache
-    ids: Sequence[int]
-    outputs: Literal["none", "last", "all"] = "last"
-
-
 class CompiledDecoder:
     """A decoder that runs on `threads` threads. One step at a time: calls from several threads take turns.
 
-    cache: "f16", "int8" or "f32"; context: the most positions of a sequence; outputs: the most rows of a step's logits.
+    cache: "f16", "int8" or "f32"; context: the most positions of a sequence; outputs: the most rows of a step's logits;
+    cache_bytes: memory for keys and values of all sequences, None is `pool_blocks`' default.
     Raises ParameterError for an impossible value, ModelFileError for a shape the kernels do not have.
     """
 
@@ -74,18 +67,24 @@ class CompiledDecoder:
         context: int,
         threads: int,
         outputs: int = 1,
+        cache_bytes: int | None = None,
         progress: Progress = silent,
     ) -> None:
         if config.head_dim % 16:
             raise ModelFileError(f"head_dim {config.head_dim} is not a multiple of 16; the kernels need that")
         self.config, self.context, self.outputs = config, context, outputs
         self._rope = config.rope()
-        self.pool = BlockPool(_pool_blocks(config, cache, context))
+        self.step_tokens = STEP_TOKENS
+        self.pool = BlockPool(pool_blocks(config, cache, context, cache_bytes))
         self._model = _shape(config, weights.formats)
         self._weights = Weights(
             weights.arena, weights.matrices, weights.vectors, np.zeros(config.num_hidden_layers, np.int64)
         )
-        self._batch = _new_batch(config, -(-context // BLOCK))
+        self._batch = _new_batch(config, blocks_for(context))
+        b = self._batch
+        self._arrays = (b.ids, b.positions, b.table_at, b.tables, b.tiles, b.parts, b.part_at, b.outputs)
+        self._cos, self._sin = np.zeros((2, context, config.head_dim // 2), np.float32)
+        self._rotated = 0
         self._work = _new_work(config, self._model, self.pool.size, cache, threads, outputs)
         compile_kernels(weights.formats, progress)
         arrays = (self._batch, self._model, self._weights, self._work)
@@ -111,26 +110,27 @@ class CompiledDecoder:
             logits = self.step([Chunk(cache, part, "last" if last else "none")])
         return logits[0]
 
-    def step(self, chunks: Sequence[Chunk], *, tap_layer: int = -1) -> NDArray[np.float32]:
+    def step(self, chunks: Sequence[Chunk], *, tap_layer: int = -1, copy: bool = True) -> NDArray[np.float32]:
         """Compute a batch. Logits [rows, vocab] of the tokens asked for, in the order of the chunks.
 
         The chunks are of different sequences. `tap_layer` is the layer whose q, k and v `tapped` gives afterwards,
-        -1 for none. If it raises, the sequences are as long as they were. Raises QkvError
-        after `close`, also in a step that was running then.
+        -1 for none. Without `copy` the next step overwrites the logits. If it raises, the sequences are as long as they
+        were. Raises QkvError after `close`, and StepAbortedError in a step that `close` or `abort` found running.
         """
         with self._one_step:
             if self._closed:
                 raise QkvError("the model has been closed")
-            self._describe(chunks)
+            rows = self._describe(chunks)
             self._batch.command[forward.TAP_LAYER] = tap_layer
             try:
                 team().run(self._program)
             except StepCancelledError:
-                raise QkvError("the model was closed while it was computing") from None
+                reason = "the model was closed while it was computing" if self._closed else "the step was broken off"
+                raise StepAbortedError(reason) from None
             for chunk in chunks:
                 chunk.cache.length += len(chunk.ids)
-            rows = int(self._batch.command[forward.OUTPUTS])
-            return self._work.logits[: rows * self.config.vocab_size].reshape(rows, self.config.vocab_size).copy()
+            logits = self._work.logits[: rows * self.config.vocab_size].reshape(rows, self.config.vocab_size)
+            return logits.copy() if copy else logits
 
     def tapped(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
         """q [T, H, d], k and v [T, H_kv, d] of the last step's tokens in its `tap_layer`, as attention got them."""
@@ -141,48 +141,61 @@ class CompiledDecoder:
         q, k, v = np.split(rows, [heads, heads + self.config.num_key_value_heads], axis=1)
         return q, k, v
 
+    def abort(self) -> None:
+        """Break off a step that runs in another thread."""
+        if not self._closed:
+            team().abort(self._program)
+
     def close(self) -> None:
-        """End: a step that runs in another thread is broken off, and the team lets go of the memory."""
+        """End: a step that runs in another thread is broken off, and all memory is let go. Twice is fine."""
+        if self._closed:
+            return
         self._closed = True
         team().abort(self._program)
         team().forget(self._program)
+        with self._one_step:  # the broken-off step is over
+            del self._program, self._work, self._weights, self._batch, self._arrays
 
-    def _describe(self, chunks: Sequence[Chunk]) -> None:
-        """Fill `Batch` for these chunks, taking the blocks they need."""
-        batch = self._batch
-        tokens = tiles = parts = outputs = table_end = 0
+    def _describe(self, chunks: Sequence[Chunk]) -> int:
+        """Fill `Batch` for these chunks, taking the blocks they need; how many rows of logits there will be."""
+        lists: list[list[int]] = [[] for _ in self._arrays]
+        ids, positions, table_at, tables, tiles, parts, part_at, outputs = lists
         for chunk in chunks:
             cache, count = chunk.cache, len(chunk.ids)
-            end = cache.length + count
-            assert 0 < count <= STEP_TOKENS - tokens and end <= self.context, "the engine keeps to the limits"
-            cache.blocks += self.pool.take(max(0, -(-end // BLOCK) - len(cache.blocks)))
-            new = slice(tokens, tokens + count)
-            batch.ids[new] = chunk.ids
-            batch.positions[new] = np.arange(cache.length, end)
-            batch.table_at[new] = table_end
-            batch.part_at[new] = -1
-            batch.tables[table_end : table_end + len(cache.blocks)] = cache.blocks
-            table_end += len(cache.blocks)
+            first, end = len(ids), cache.length + count
+            assert 0 < count <= STEP_TOKENS - first and end <= self.context, "the engine keeps to the limits"
+            cache.blocks += self.pool.take(max(0, blocks_for(end) - len(cache.blocks)))
+            ids += chunk.ids
+            positions += range(cache.length, end)
+            table_at += [len(tables)] * count
+            tables += cache.blocks
             pieces = -(-end // CHUNK)
-            if count == 1 and parts + pieces <= MAX_PARTS:
-                batch.part_at[tokens] = parts
+            if count == 1 and len(parts) // 2 + pieces <= MAX_PARTS:
+                part_at.append(len(parts) // 2)
                 for piece in range(pieces):
-                    batch.parts[2 * parts : 2 * parts + 2] = tokens, piece
-                    parts += 1
+                    parts += first, piece
             else:
-                for first in range(tokens, tokens + count, TILE_TOKENS):
-                    batch.tiles[2 * tiles : 2 * tiles + 2] = first, min(TILE_TOKENS, tokens + count - first)
-                    tiles += 1
+                part_at += [-1] * count
+                for token in range(first, first + count, TILE_TOKENS):
+                    tiles += token, min(TILE_TOKENS, first + count - token)
             if chunk.outputs != "none":
-                wanted = 1 if chunk.outputs == "last" else count
-                batch.outputs[outputs : outputs + wanted] = np.arange(tokens + count - wanted, tokens + count)
-                outputs += wanted
-            tokens += count
-        assert outputs <= self.outputs, "more rows of logits than the decoder was made for"
-        half = self.config.head_dim // 2
-        cos, sin = self._rope.rotation(batch.positions[:tokens], np.float32)
-        batch.cos[: tokens * half], batch.sin[: tokens * half] = cos.ravel(), sin.ravel()
-        batch.command[:] = tokens, tiles, parts, outputs, 1, -1
+                outputs += range(first if chunk.outputs == "all" else first + count - 1, first + count)
+        assert len(outputs) <= self.outputs, "more rows of logits than the decoder was made for"
+        for array, values in zip(self._arrays, lists, strict=True):
+            array[: len(values)] = values
+        self._rotate(positions)
+        self._batch.command[:] = len(ids), len(tiles) // 2, len(parts) // 2, len(outputs), 1, -1
+        return len(outputs)
+
+    def _rotate(self, positions: list[int]) -> None:
+        """Give the batch the angles of these positions; each is worked out once."""
+        last = max(positions)
+        if last >= self._rotated:
+            start, self._rotated = self._rotated, min(self.context, (last // CHUNK + 1) * CHUNK)
+            new = slice(start, self._rotated)
+            self._cos[new], self._sin[new] = self._rope.rotation(np.arange(start, self._rotated), np.float32)
+        size = len(positions) * self.config.head_dim // 2
+        self._batch.cos[:size], self._batch.sin[:size] = self._cos[positions].ravel(), self._sin[positions].ravel()
 
 
 _decoders: weakref.WeakSet[CompiledDecoder] = weakref.WeakSet()
@@ -251,18 +264,25 @@ def _shape(config: ModelConfig, formats: Iterable[str]) -> Model:
     )
 
 
-def _pool_blocks(config: ModelConfig, cache: str, context: int) -> int:
-    """Room for two full contexts, but no more than half of the machine's memory, and never less than one.
+MOST_CONTEXTS = 8
 
-    Memory is only taken when a block is first written.
+
+def pool_blocks(config: ModelConfig, cache: str, context: int, cache_bytes: int | None = None) -> int:
+    """How many blocks `cache_bytes` hold. Raises ParameterError if these are not enough for one context.
+
+    None is a quarter of the memory that is free now, but no more than 8 full contexts and never less than one. Memory
+    is only taken when a block is first written.
     """
-    one = -(-context // BLOCK)
-    block = block_bytes(config, cache)
-    try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not known here
-        return one
-    return max(one, min(2 * one, memory // 2 // block))
+    one, block = blocks_for(context), block_bytes(config, cache)
+    if cache_bytes is None:
+        share = (free_memory() or 0) // 4 // block
+        return max(one, min(MOST_CONTEXTS * one, share))
+    if isinstance(cache_bytes, bool) or not isinstance(cache_bytes, int) or cache_bytes < one * block:
+        raise ParameterError(
+            f"cache_bytes must be a whole number of at least {one * block} for one context of {context} positions, "
+            f"got {cache_bytes!r}; a smaller context needs less"
+        )
+    return cache_bytes // block
 
 
 def block_bytes(config: ModelConfig, cache: str) -> int:

@@ -27,20 +27,21 @@ class ThinkingSplit:
         turn_ids: Collection[int] = (),
     ) -> None:
         active = open_id is not None and close_id is not None
-        self._open = open_id if active else None
-        self._close = close_id if active else None
+        self.open_id = open_id if active else None
+        self.close_id = close_id if active else None
+        """The markers' ids; None for both where there is no thinking."""
         last = self._last_marker(prompt_ids, turn_ids) if active else None
-        self.kind: Kind = "thinking" if last is not None and last == self._open else "content"
+        self.kind: Kind = "thinking" if last is not None and last == self.open_id else "content"
         """What the next id would be, unless it is a marker."""
-        self.after_thinking = last is not None and last == self._close
+        self.after_thinking = last is not None and last == self.close_id
         """Whether content follows a closed thinking block (in the prompt or in the output)."""
 
     def push(self, id: int) -> tuple[Kind, int] | None:
         """The id with its kind, or None for a marker, which belongs to no text."""
-        if id == self._open:
+        if id == self.open_id:
             self.kind = "thinking"
             return None
-        if id == self._close:
+        if id == self.close_id:
             self.kind = "content"
             self.after_thinking = True
             return None
@@ -48,7 +49,7 @@ class ThinkingSplit:
 
     def _last_marker(self, prompt_ids: Sequence[int], turn_ids: Collection[int]) -> int | None:
         for id in reversed(prompt_ids):
-            if id in (self._open, self._close):
+            if id in (self.open_id, self.close_id):
                 return id
             if id in turn_ids:
                 return None

@@ -67,6 +67,12 @@ def formats_of(config: ModelConfig, tensors: Mapping[str, StoredTensor], wanted:
     return frozenset(_format(tensors[name].dtype, wanted) for name in matrix_names(config))
 
 
+def packed_size(config: ModelConfig, tensors: Mapping[str, StoredTensor], wanted: str | None) -> int:
+    """How many bytes the arena of `load_weights` would have."""
+    stored = [tensors[name] for name in dict.fromkeys(matrix_names(config))]
+    return sum(packed_bytes(_format(tensor.dtype, wanted), *tensor.shape) for tensor in stored)
+
+
 def check_format(wanted: str | None) -> None:
     """Raises ParameterError for what is neither None nor a format that weights can be asked for in."""
     if wanted is not None and wanted not in CHOICES:

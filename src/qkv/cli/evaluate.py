@@ -1,0 +1,224 @@
+"""`qkv eval`: how well a model predicts a text, and what its formats cost in that."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.cli import loading, options, terminal
+from qkv.cli.bars import Bars
+from qkv.errors import ParameterError, QkvError
+
+if TYPE_CHECKING:
+    from qkv.engine.scoring import Quality
+    from qkv.model.compiled import CompiledDecoder
+    from qkv.progress import Progress
+    from qkv.text.tokenizer import Tokenizer
+    from qkv.weights.checkpoint import Checkpoint
+
+WINDOW = 1024
+ROWS = 128
+"""Tokens a step: their logits are all the memory that scoring takes beside the models."""
+LARGEST_FILE = 20_000_000
+
+
+def evaluate(
+    file: Annotated[Path, typer.Argument(help="A UTF-8 text.", show_default=False)],
+    model: options.Model = loading.DEFAULT_MODEL,
+    window: Annotated[
+        int | None,
+        typer.Option("--window", help=f"Tokens that are run together (default: {WINDOW}, or the model's maximum)."),
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option("--stride", help="Tokens from one window to the next (default: half a window).")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option("--tokens", help="Only the text's first so many tokens.")] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option("--compare", metavar="<formats>", help="Weights to compare with the first: bf16,int8,int4."),
+    ] = None,
+    weights: options.Weights = None,
+    cache: options.Cache = "f16",
+    threads: options.Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Measure how well a model predicts a text: its perplexity, lower is better.
+
+    \b
+    qkv eval notes.txt
+    qkv eval -m smollm2 --window 512 --stride 256 notes.txt
+    qkv eval --compare bf16,int8,int4 notes.txt
+
+    Perplexity is e^(-mean log-probability) of every token but the first. A text longer than the window is read in
+    windows that overlap: each scores the tokens that none before it has, so each token is scored once, with at least
+    window - stride tokens before it. The file is tokenized as `qkv run --raw` does it, without a chat template.
+
+    --compare loads the model in each format and runs them side by side: the mean KL divergence of the first format's
+    distributions from each other one's (in nats, over the whole vocabulary), and how often both have the same
+    likeliest token. Memory is that of all the formats' weights, however long the text. tokens/s is what each model
+    took for its tokens, all their logits included, without the comparing.
+    """
+    from qkv.engine.scoring import compare as compare_formats
+    from qkv.engine.scoring import window_and_stride
+    from qkv.llm import open_tokenizer, thread_count
+    from qkv.weights.checkpoint import open_checkpoint
+    from qkv.weights.names import resolve
+
+    formats, count = _formats(compare, weights), thread_count(threads)
+    text = read_text(file)
+    with Bars(quiet=quiet) as bars, ExitStack() as stack:
+        checkpoint = open_checkpoint(resolve(model, progress=bars))
+        most = checkpoint.config.max_position_embeddings
+        span, step = window_and_stride(min(WINDOW, most) if window is None else window, stride, most)
+        ids = _tokens(open_tokenizer(checkpoint), text, tokens, file)
+        decoders = _open_all(stack, checkpoint, formats, cache, count, span, bars)
+        results = compare_formats(decoders, ids, window=span, stride=step, progress=bars)
+    names = [wanted or _own_formats(checkpoint) for wanted in formats]
+    report = Report(model, str(file), names, len(ids), span, step, results)
+    terminal.write(json.dumps(report.as_json()) + "\n" if as_json else terminal.for_output(report.as_text()))
+
+
+def read_text(file: Path) -> str:
+    """The text of a file. Raises QkvError for what is not a text."""
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise QkvError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from None
+    if len(data) > LARGEST_FILE:
+        raise QkvError(f"{file}: larger than {terminal.bytes_text(LARGEST_FILE)}; give a part of it")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise QkvError(f"{file}: not UTF-8 text (byte {error.start + 1})") from None
+    if "\0" in text:
+        raise QkvError(f"{file}: not a text: it has null bytes")
+    if not text.strip():
+        raise QkvError(f"{file}: empty, nothing to predict")
+    return text
+
+
+def _formats(compare: str | None, weights: str | None) -> list[str | None]:
+    """The formats to load; None is the model's own."""
+    from qkv.weights.load import check_format
+
+    if compare is None:
+        check_format(weights)
+        return [weights]
+    if weights is not None:
+        raise ParameterError("--weights is one format and --compare several: give one of the two")
+    names: list[str | None] = [name.strip() for name in compare.split(",")]
+    for name in names:
+        check_format(name)
+    if len(set(names)) < len(names) or len(names) < 2:
+        raise ParameterError(f"--compare needs two or more different formats, such as bf16,int8; got {compare!r}")
+    return names
+
+
+def _tokens(tokenizer: Tokenizer, text: str, most: int | None, file: Path) -> list[int]:
+    if most is not None and most < 2:
+        raise ParameterError(f"--tokens must be at least 2, got {most}")
+    ids = tokenizer.prompt(text)[:most]
+    if len(ids) < 2:
+        raise ParameterError(f"{file}: one token only; scoring needs two, to predict the second")
+    return ids
+
+
+def _own_formats(checkpoint: Checkpoint) -> str:
+    from qkv.weights.load import formats_of
+
+    return " + ".join(sorted(formats_of(checkpoint.config, checkpoint.tensors, None)))
+
+
+def _open_all(
+    stack: ExitStack,
+    checkpoint: Checkpoint,
+    formats: Sequence[str | None],
+    cache: str,
+    threads: int,
+    window: int,
+    progress: Progress,
+) -> list[CompiledDecoder]:
+    """The model in each format; the stack closes them. Raises QkvError when they do not fit into the memory."""
+    from qkv.model.compiled import CompiledDecoder, compile_kernels
+    from qkv.model.memory import free_memory
+    from qkv.weights.load import formats_of, load_weights, packed_size
+
+    config, tensors = checkpoint.config, checkpoint.tensors
+    needed, free = sum(packed_size(config, tensors, wanted) for wanted in formats), free_memory()
+    if len(formats) > 1 and free is not None and needed > free:
+        raise QkvError(
+            f"--compare: the weights in {len(formats)} formats need {terminal.bytes_text(needed)} and "
+            f"{terminal.bytes_text(free)} are free; compare fewer at a time"
+        )
+    for wanted in formats:
+        compile_kernels(formats_of(config, tensors, wanted), progress)
+    decoders = []
+    for wanted in formats:
+        loaded = load_weights(config, tensors, wanted=wanted, threads=threads, progress=progress)
+        decoder = CompiledDecoder(
+            config, loaded, cache=cache, context=window, threads=threads, outputs=ROWS, progress=progress
+        )
+        stack.callback(decoder.close)
+        decoders.append(decoder)
+    return decoders
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured, and how."""
+
+    model: str
+    file: str
+    formats: Sequence[str]
+    tokens: int
+    window: int
+    stride: int
+    results: Sequence[Quality]
+
+    def as_text(self) -> str:
+        """A table, and a line about how."""
+        from qkv.inspect.plain import table
+
+        compared = len(self.formats) > 1
+        header = ["weights", "perplexity", "tokens/s"]
+        if compared:
+            header[2:2] = [f"KL({self.formats[0]}‖·)", "same top token"]
+        rows = [header]
+        for number, (name, quality) in enumerate(zip(self.formats, self.results, strict=True)):
+            row = [name, f"{quality.perplexity:,.4f}", f"{quality.tokens_run / quality.seconds:,.0f}"]
+            if compared:
+                row[2:2] = [f"{quality.divergence:.6f}", f"{quality.agreement:.2%}"] if number else ["", ""]
+            rows.append(row)
+        overlap = f", stride {self.stride:,}" if self.tokens > self.window else ""
+        how = f"{self.tokens - 1:,} of {self.tokens:,} tokens scored, window {self.window:,}{overlap}"
+        return table(rows) + f"{self.model}, {self.file}: {how}\n"
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            "model": self.model,
+            "file": self.file,
+            "tokens": self.tokens,
+            "scored": self.tokens - 1,
+            "window": self.window,
+            "stride": self.stride,
+            "formats": [
+                {
+                    "weights": name,
+                    "perplexity": quality.perplexity if math.isfinite(quality.perplexity) else None,
+                    "kl_divergence": quality.divergence,
+                    "same_top": quality.agreement,
+                    "tokens_per_second": quality.tokens_run / quality.seconds,
+                }
+                for name, quality in zip(self.formats, self.results, strict=True)
+            ],
+        }

@@ -1,0 +1,284 @@
+"""Answers: as they are made (`Chunk`, `Stream`), and when they are complete (`Completion`).
+
+The engine's thread hands each token to a `Writer`, which makes text of it. What the reader of a stream has not taken
+yet waits in a mailbox; the engine never waits for the reader.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from qkv.engine.engine import Engine
+from qkv.engine.guide import Guide
+from qkv.engine.mailbox import Mailbox
+from qkv.engine.params import SamplingParams
+from qkv.engine.request import Generation, Handle
+from qkv.engine.sampling import Choice
+from qkv.errors import QkvError
+from qkv.text.output import Delta, OutputPipeline
+from qkv.text.tools import ToolCall, ToolCallDelta, collect
+
+
+@dataclass(frozen=True)
+class Timings:
+    """How long a request took. Times are in seconds."""
+
+    prompt_tokens: int
+    first_token_seconds: float
+    """From the start of its first step to the first token: the whole prompt is computed in it."""
+    decode_steps: int
+    decode_seconds: float
+    decode_bytes: float
+    """Weights and cache that the decode steps read, as if it had been alone."""
+    reused_tokens: int = 0
+    """How many of the prompt's tokens were found in the prefix cache, and not computed again."""
+    queued_seconds: float = 0.0
+    """From the request to the start of its first step."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """Guesses that were tried (`speculation`), and those that were right: each a token beside the step's own."""
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Of the tokens that were computed."""
+        computed = self.prompt_tokens - self.reused_tokens
+        return computed / self.first_token_seconds if self.first_token_seconds else 0.0
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """0 when there was no step after the first token."""
+        return (self.decode_steps + self.accepted_tokens) / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """1 without speculation, 0 when there was no step after the first token."""
+        return (self.decode_steps + self.accepted_tokens) / self.decode_steps if self.decode_steps else 0.0
+
+    @property
+    def decode_gigabytes_per_second(self) -> float:
+        """How fast weights and cache were read, in 10⁹ bytes per second."""
+        return self.decode_bytes / self.decode_seconds / 1e9 if self.decode_seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The next piece of an answer, whole characters only. Either text may be empty."""
+
+    text: str
+    thinking: str
+    index: int = 0
+    """Which of the n answers it belongs to."""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    """What it adds to the tools' calls."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished answer."""
+
+    text: str
+    thinking: str
+    """What the model wrote between its thinking markers; never part of `text`."""
+    token_ids: list[int]
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    """"stop": an end token or a stop string; "length": max_tokens or the end of the context; "tool_calls": it ended,
+    and it has calls."""
+    seed: int
+    timings: Timings
+    logprobs: list[Choice] | None = None
+    """Each token with its log-probability and the likeliest others, if asked for."""
+    prompt_logprobs: list[float] | None = None
+    """Of the prompt's tokens from the second on, if asked for; with the first of n answers."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The tools that the model calls, if tools were given; never part of `text`."""
+    others: tuple[Completion, ...] = ()
+    """With n > 1 the other answers to the same prompt: this one is the first of them."""
+
+    @property
+    def choices(self) -> tuple[Completion, ...]:
+        """All n answers."""
+        return (self, *self.others)
+
+
+class Writer:
+    """Makes text of the tokens of one answer; `mailbox` gets it piece by piece, if there is one."""
+
+    def __init__(self, pipeline: OutputPipeline, index: int, mailbox: Mailbox | None) -> None:
+        self._pipeline, self._index, self._mailbox = pipeline, index, mailbox
+        self._deltas: list[Delta] = []
+
+    def push(self, choice: Choice) -> bool:
+        """Take a token; True if a stop string ends the text."""
+        return self._write(self._pipeline.push(choice.token)).stopped
+
+    def finish(self, generation: Generation, timings: Timings) -> Completion:
+        """No more tokens come: write what was held back; the whole answer."""
+        self._write(self._pipeline.finish())
+        params = generation.params
+        assert generation.finish_reason is not None and params.seed is not None
+        return Completion(
+            text="".join(delta.content for delta in self._deltas),
+            thinking="".join(delta.thinking for delta in self._deltas),
+            token_ids=generation.token_ids,
+            finish_reason=self._pipeline.finish_reason(generation.finish_reason),
+            seed=params.seed,
+            timings=timings,
+            logprobs=generation.choices if params.logprobs else None,
+            prompt_logprobs=generation.prompt_logprobs if params.prompt_logprobs and not self._index else None,
+            tool_calls=tuple(collect(call for delta in self._deltas for call in delta.tool_calls)),
+        )
+
+    def _write(self, delta: Delta) -> Delta:
+        if delta.content or delta.thinking or delta.tool_calls:
+            self._deltas.append(delta)
+            if self._mailbox is not None:
+                self._mailbox.put(Chunk(delta.content, delta.thinking, self._index, delta.tool_calls))
+        return delta
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked request: what it takes to start it, and to make its completion."""
+
+    engine: Engine
+    prompt_ids: list[int]
+    params: SamplingParams
+    pipeline: Callable[[], OutputPipeline]
+    """Makes what makes text of one answer's tokens."""
+    guide: Callable[[], Guide] | None
+    """Makes what restricts one answer."""
+    decode_bytes: Callable[[int, int], float]
+    """Of a prompt's tokens and the steps after it: what these read."""
+    owner: object = None
+    """Kept alive until the request has ended: the model."""
+
+    def start(self, mailbox: Mailbox, *, chunks: bool) -> Running:
+        """Queue it. The mailbox gets the handle at the end, and the chunks before if they are wanted."""
+        answers = range(self.params.n)
+        writers = [Writer(self.pipeline(), i, mailbox if chunks else None) for i in answers]
+        guides = [] if self.guide is None else [self.guide() for _ in answers]
+        handle = self.engine.submit(self.prompt_ids, self.params, guides=guides, sinks=writers, mailbox=mailbox)
+        return Running(self, handle, writers)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A job that the engine has."""
+
+    job: Job
+    handle: Handle
+    writers: list[Writer]
+
+    def completion(self) -> Completion:
+        """The answers of a request that has ended. Raises what ended it otherwise."""
+        generations = self.handle.wait()
+        first, *others = [
+            writer.finish(generation, self._timings(generation))
+            for writer, generation in zip(self.writers, generations, strict=True)
+        ]
+        return replace(first, others=tuple(others))
+
+    def _timings(self, generation: Generation) -> Timings:
+        return Timings(
+            prompt_tokens=len(generation.prompt_ids),
+            first_token_seconds=generation.first_token - generation.started,
+            decode_steps=generation.decode_steps,
+            decode_seconds=generation.last_token - generation.first_token,
+            decode_bytes=self.job.decode_bytes(len(generation.prompt_ids), generation.decode_steps),
+            reused_tokens=generation.reused,
+            queued_seconds=generation.started - self.handle.submitted,
+            drafted_tokens=generation.drafted,
+            accepted_tokens=generation.accepted,
+        )
+
+
+class Answering:
+    """A request under way: iterate, with `for` or `async for`, its chunks and at the end its completion."""
+
+    def __init__(self, job: Job) -> None:
+        self._mailbox = Mailbox()
+        self._ready: deque[Chunk | Completion] = deque()
+        self._over = False
+        self._running = job.start(self._mailbox, chunks=True)
+
+    def __iter__(self) -> Answering:
+        return self
+
+    def __next__(self) -> Chunk | Completion:
+        while not self._ready:
+            if self._over:
+                raise StopIteration
+            self._take(self._mailbox.get())
+        return self._ready.popleft()
+
+    def __aiter__(self) -> Answering:
+        return self
+
+    async def __anext__(self) -> Chunk | Completion:
+        while not self._ready:
+            if self._over:
+                raise StopAsyncIteration
+            self._take(await self._mailbox.aget())
+        return self._ready.popleft()
+
+    def _take(self, item: Chunk | Handle) -> None:
+        if isinstance(item, Chunk):
+            self._ready.append(item)
+        elif not self._over:
+            self._over = True
+            completion = self._running.completion()  # which may write the last chunks
+            while (chunk := self._mailbox.get_nowait()) is not None:
+                self._ready.append(chunk)
+            self._ready.append(completion)
+
+    def close(self) -> None:
+        """Cancel, if it has not ended."""
+        self._over = True
+        self._ready.clear()
+        self._running.handle.cancel()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_running"):  # its start may have failed
+            self._running.handle.cancel(at_once=False)
+
+
+class Stream:
+    """An answer as it is made: iterate it for `Chunk`s, with `for` or `async for`; `completion` is there afterwards.
+
+    The work goes on whether it is read or not, until it ends; `close()` cancels it, and so does dropping the stream.
+    """
+
+    def __init__(self, chunks: Iterator[Chunk | Completion]) -> None:
+        self._chunks = chunks
+        self._completion: Completion | None = None
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for item in self._chunks:
+            if isinstance(item, Completion):
+                self._completion = item
+            else:
+                yield item
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        assert isinstance(self._chunks, Answering)
+        async for item in self._chunks:
+            if isinstance(item, Completion):
+                self._completion = item
+            else:
+                yield item
+
+    @property
+    def completion(self) -> Completion:
+        """The whole answer. Raises `QkvError` before the stream has been read to its end."""
+        if self._completion is None:
+            raise QkvError("the stream has not ended yet: read it to its end first")
+        return self._completion
+
+    def close(self) -> None:
+        """Stop the work. No more chunks come, and there is no completion."""
+        close = getattr(self._chunks, "close", None)
+        if close is not None:
+            close()

@@ -1,0 +1,117 @@
+"""The prefix cache: blocks that were computed once are found again by the tokens they stand for.
+
+The key of a full block is a cryptographic hash of its tokens and of the key before it, so it stands for the whole
+beginning of the text: two texts share a block only if they are equal up to its end. Keys and values of a position
+depend on nothing but the tokens up to it, bit for bit, so a block that is found is what would have been computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qkv.engine.request import Generation
+from qkv.kernels.kvcache import BLOCK
+from qkv.model.paged import BlockPool
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """What the cache holds, and how often it helped since the start."""
+
+    queries: int
+    """Answers whose prompts were looked up."""
+    hits: int
+    """Those that found at least one block."""
+    tokens_reused: int
+    evictions: int
+    """Blocks overwritten although they could have been found."""
+    blocks: int
+    free_blocks: int
+    """Blocks that no running request uses; kept ones are among them."""
+    kept_blocks: int
+
+
+def extend_keys(keys: list[bytes], ids: Sequence[int], blocks: int) -> None:
+    """Grow `keys` to those of the first `blocks` full blocks of `ids`."""
+    for start in range(len(keys) * BLOCK, blocks * BLOCK, BLOCK):
+        content = array("q", ids[start : start + BLOCK]).tobytes()
+        keys.append(hashlib.blake2b((keys[-1] if keys else b"") + content, digest_size=32).digest())
+
+
+class PrefixCache:
+    """Lets generations share the blocks of a pool."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.queries = self.hits = self.tokens_reused = 0
+
+    def stats(self) -> CacheStats:
+        """The counters now."""
+        pool = self.pool
+        return CacheStats(
+            self.queries, self.hits, self.tokens_reused, pool.evictions, pool.size, pool.free, pool.kept
+        )  # fmt: skip
+
+    def adopt(self, generation: Generation) -> None:
+        """Go on with the blocks that somebody has computed by now. At least one token is left to run."""
+        cache = generation.cache
+        while (key := self.next_key(generation)) is not None and (block := self.pool.find(key)) is not None:
+            self.pool.share(block)
+            spare = cache.blocks[cache.length // BLOCK :]
+            cache.blocks[cache.length // BLOCK :] = [block]
+            self.pool.give_back(spare)
+            cache.length += BLOCK
+            generation.reused += 0 if generation.token_ids else BLOCK
+
+    def next_key(self, generation: Generation) -> bytes | None:
+        """The key of the block that comes next, if that is a full one and not the text's last token is in it."""
+        at, rest = divmod(generation.cache.length, BLOCK)
+        if rest or generation.remaining <= BLOCK or generation.reads_its_prompt:
+            return None
+        extend_keys(generation.keys, generation.ids, at + 1)
+        return generation.keys[at]
+
+    def keys_to_come(self, generation: Generation) -> list[bytes]:
+        """The keys of the full blocks that it still has to compute."""
+        full = len(generation.ids) // BLOCK
+        extend_keys(generation.keys, generation.ids, full)
+        return generation.keys[generation.cache.length // BLOCK : full]
+
+    def shared_blocks(self, generation: Generation) -> int:
+        """How many blocks it could adopt that are in use anyway."""
+        if generation.reads_its_prompt:
+            return 0
+        full = (len(generation.ids) - 1) // BLOCK
+        extend_keys(generation.keys, generation.ids, full)
+        shared = 0
+        for key in generation.keys[:full]:
+            block = self.pool.find(key)
+            if block is None:
+                break
+            shared += self.pool.in_use(block)
+        return shared
+
+    def publish(self, generation: Generation) -> None:
+        """Let the blocks that are complete by now be found."""
+        full = generation.cache.length // BLOCK
+        extend_keys(generation.keys, generation.ids, full)
+        for at in range(generation.looked_at, full):
+            block, key = generation.cache.blocks[at], generation.keys[at]
+            if self.pool.publish(block, key):
+                generation.published.append((block, key))
+        generation.looked_at = full
+
+    def count(self, generation: Generation) -> None:
+        """Note, when its first token is there, how much of its prompt was found."""
+        self.queries += 1
+        self.hits += generation.reused > 0
+        self.tokens_reused += generation.reused
+
+    def withdraw(self, generation: Generation) -> None:
+        """Let none of the blocks that it published be found again."""
+        for block, key in generation.published:
+            self.pool.withdraw(block, key)
+        generation.published.clear()

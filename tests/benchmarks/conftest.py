@@ -1,0 +1,8 @@
+"""The benchmarks are no part of the package: they are found from the repository's root."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

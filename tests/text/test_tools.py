@@ -1,0 +1,300 @@
+"""Tool calls in an answer: the same calls and the same text at any step size, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.text.output import Delta, OutputPipeline
+from qkv.text.thinking import ThinkingSplit
+from qkv.text.tools import CLOSE, OPEN, ToolCallParser, collect
+
+ARGUMENTS = '{"a":"x","b":[1,{}]}'
+CALL = f'{OPEN}\n{{"name":"f","arguments":{ARGUMENTS}}}\n{CLOSE}'
+
+
+class Pieces:
+    """An answer cut into pieces of so many characters, markers found in the text or said to come as tokens."""
+
+    def __init__(self, text: str, step: int, *, by_id: bool) -> None:
+        parser = ToolCallParser(by_id=by_id)
+        parsed = []
+        for part in split_markers(text) if by_id else [text]:
+            if by_id and part in (OPEN, CLOSE):
+                parsed.append(parser.open() if part == OPEN else parser.close())
+                continue
+            parsed += [parser.push(part[at : at + step]) for at in range(0, len(part), step)]
+        parsed.append(parser.finish())
+        self.content = "".join(one.content for one in parsed)
+        self.deltas = [delta for one in parsed for delta in one.calls]
+        self.calls = [(call.name, call.arguments) for call in collect(self.deltas)]
+        self.complete = parser.complete
+
+
+def split_markers(text):
+    return [part for part in re.split(f"({OPEN}|{CLOSE})", text) if part]
+
+
+def read(text, step=1, *, by_id=True):
+    pieces = Pieces(text, step, by_id=by_id)
+    return pieces.content, pieces.calls, pieces.complete
+
+
+STEPS = [1, 2, 3, 7, 10_000]
+EVERY_WAY = pytest.mark.parametrize(("step", "by_id"), [(step, by_id) for step in STEPS for by_id in (True, False)])
+
+
+def call(body):
+    return f"{OPEN}\n{body}\n{CLOSE}"
+
+
+@EVERY_WAY
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (CALL, "", [("f", ARGUMENTS)]),
+        (f"I look.\n{CALL}", "I look.\n", [("f", ARGUMENTS)]),
+        (f"{CALL}\n{CALL}", "", [("f", ARGUMENTS)] * 2),
+        (f"{CALL} then\n {CALL}\n end", " then\n \n end", [("f", ARGUMENTS)] * 2),
+        (f"{OPEN}{CALL[len(OPEN) + 1 :]}\n", "", [("f", ARGUMENTS)]),
+        (call('{"arguments": {"k": [1, 2]}, "name": "g"}'), "", [("g", '{"k": [1, 2]}')]),
+        (call('{"name": "g"}'), "", [("g", "{}")]),
+        (call('{"name": "g", "arguments": null}'), "", [("g", "{}")]),
+        (call('{"name": "g", "arguments": ""}'), "", [("g", "{}")]),
+        (call('{"name": "g", "arguments": "  "}'), "", [("g", "{}")]),
+        (call('{"name": "g", "arguments": "{\\"a\\":1}"}'), "", [("g", '{"a":1}')]),
+        (call('{"arguments": "{\\"a\\":\\"\\\\n\\\\u00e9\\"}", "name": "g"}'), "", [("g", '{"a":"\\n\\u00e9"}')]),
+        (call('{"name": "g", "arguments": {"城市": "東京", "e": "😀"}}'), "", [("g", '{"城市": "東京", "e": "😀"}')]),
+        (call('{"name": "g", "arguments": [1, 2]}'), "", [("g", "[1, 2]")]),
+        (call('{"name": "g", "id": {"x": ["}"]}, "arguments": {}, "name": "h"}'), "", [("g", "{}")]),
+        (call('{"\\u006eame": "g\\u00e9", "arguments": {}}'), "", [("gé", "{}")]),
+        (call('{"name":"a","arguments":{}}\n{"name":"b","arguments":{"c":1}}'), "", [("a", "{}"), ("b", '{"c":1}')]),
+        (call('{"name": "g", "arguments": {"code": "a\n\tb"}}'), "", [("g", '{"code": "a\\n\\tb"}')]),
+    ],
+)
+def test_calls_and_content(text, content, calls, step, by_id):
+    assert read(text, step, by_id=by_id) == (content, calls, len(calls))
+
+
+@EVERY_WAY
+@pytest.mark.parametrize(
+    "text",
+    [
+        OPEN,
+        f"{OPEN}\n",
+        f"{OPEN}{CLOSE}",
+        f"a{CLOSE}b",
+        call("hello"),
+        call("[1]"),
+        call("{}"),
+        call('{"name": 5, "arguments": {}}'),
+        call('{"name": "", "arguments": {}}'),
+        call('{"arguments": {"a": 1}}'),
+        call('{"name": "f", oops'),
+        call('{"name": "f", "arguments": 5x}')[:30],
+        call('{name: "f"}'),
+        call('{"name": "f" "arguments": {}}'),
+        call("{'name': 'f', 'arguments': {}}"),
+        OPEN + '\n{"name": "f"',
+        OPEN + '\n{"name": "f", "argu',
+        OPEN + '\n{"arguments": {"a": 1}',
+        call("no") + "\nafter " + call("no"),
+    ],
+)
+def test_what_is_no_call_stays_text(text, step, by_id):
+    assert read(text, step, by_id=by_id) == (text, [], 0)
+
+
+@EVERY_WAY
+def test_a_call_that_breaks_or_ends_early_is_not_complete_and_nothing_is_lost(step, by_id):
+    broken = call('{"name": "f", "arguments": {"a": tru, "b": 1}}') + " after"
+    assert read(broken, step, by_id=by_id) == (', "b": 1}}\n after', [("f", '{"a": tru')], 0)
+    assert read(CALL[:45], step, by_id=by_id) == ("", [("f", ARGUMENTS[: 45 - CALL.index(ARGUMENTS)])], 0)
+    second = f"{CALL.removesuffix(CLOSE)}{{}}{CLOSE}."
+    assert read(second, step, by_id=by_id) == ("{}.", [("f", ARGUMENTS)], 1)
+    brace = call('{"name": "f", "arguments": {}}}') + "."
+    assert read(brace, step, by_id=by_id) == ("}\n.", [("f", "{}")], 1)
+
+
+@EVERY_WAY
+def test_each_call_has_its_index_and_one_id(step, by_id):
+    pieces = Pieces(f"{CALL}\n{CALL}\n{CALL}", step, by_id=by_id)
+    named = [delta for delta in pieces.deltas if delta.name is not None]
+    assert [delta.index for delta in named] == [0, 1, 2]
+    assert named == [delta for delta in pieces.deltas if delta.id is not None]
+    assert len({delta.id for delta in named}) == 3
+    assert [delta.index for delta in pieces.deltas] == sorted(delta.index for delta in pieces.deltas)
+
+
+def test_arguments_come_as_soon_as_they_are_written():
+    parser = ToolCallParser(by_id=False)
+    parser.push(f'{OPEN}\n{{"name": "f", "arguments": {{"text": "')
+    assert parser.push("one two").calls[0].arguments == "one two"
+    assert parser.push(' three"').calls[0].arguments == ' three"'
+
+
+def test_a_marker_inside_a_string_of_the_arguments_is_part_of_it():
+    text = call(json.dumps({"name": "f", "arguments": {"a": CLOSE + OPEN}}))
+    for step in STEPS:
+        assert read(text, step, by_id=False) == ("", [("f", json.dumps({"a": CLOSE + OPEN}))], 1)
+
+
+def test_without_marker_tokens_only_a_true_start_of_a_marker_is_held():
+    parser = ToolCallParser(by_id=False)
+    assert parser.push("a < b <tool").content == "a < b "
+    assert parser.push("box>").content == "<toolbox>"
+    assert parser.push("<tool_cal").content == ""
+    assert parser.finish().content == "<tool_cal"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+OBJECTS = st.dictionaries(st.text(), JSON, max_size=4)
+
+
+def cut(text, cuts):
+    edges = sorted({0, len(text), *(at for at in cuts if at < len(text))})
+    return [text[a:b] for a, b in pairwise(edges)]
+
+
+@given(OBJECTS, st.booleans(), st.booleans(), st.booleans(), st.lists(st.integers(0, 200)))
+def test_any_object_comes_out_as_the_same_object_however_it_is_cut(value, ascii_only, name_first, as_string, cuts):
+    arguments = json.dumps(value, ensure_ascii=ascii_only)
+    given = {"name": "f", "arguments": arguments if as_string else value}
+    body = given if name_first else dict(reversed(given.items()))
+    text = f"A {call(json.dumps(body, ensure_ascii=ascii_only))}"
+    parser = ToolCallParser(by_id=False)
+    parsed = [*map(parser.push, cut(text, cuts)), parser.finish()]
+    (found,) = collect(delta for one in parsed for delta in one.calls)
+    assert "".join(one.content for one in parsed) == "A "
+    assert (found.name, found.arguments, parser.complete) == ("f", arguments, 1)
+    assert json.loads(found.arguments) == value
+
+
+MARKER_LIKE = st.lists(
+    st.sampled_from([OPEN, CLOSE, "<tool", "{", "}", '"name"', '"arguments"', ":", ",", '"f"', "\n", "x", "null", "😀"])
+).map("".join)
+
+
+@given(MARKER_LIKE, st.booleans(), st.lists(st.integers(0, 200)))
+def test_the_result_does_not_depend_on_the_pieces(text, by_id, cuts):
+    whole = Pieces(text, 10_000, by_id=by_id)
+    single = Pieces(text, 1, by_id=by_id)
+    assert (single.content, single.calls, single.complete) == (whole.content, whole.calls, whole.complete)
+    if not whole.calls:
+        assert whole.content == text
+
+
+def test_hostile_calls_are_read_in_pieces_of_one_character():
+    """Minutes if any of it took quadratic time."""
+    deep = call('{"name": "f", "arguments": ' + '{"a":' * 50_000)
+    assert read(deep) == ('{"a":' * 49_900 + "\n", [("f", '{"a":' * 100)], 0)
+    for body in ('{"x": "' + "a" * 200_000, '{"arguments": [' + "[]," * 70_000, '{"name": "f", ' + " " * 200_000):
+        content, calls, _ = read(OPEN + body)
+        assert (content, calls) == (OPEN + body, [])
+
+
+# ------------------------------------------------------------------------------------- the whole output path
+
+
+def answer(tokenizer, output, *, tools=True, stops=None, prompt=""):
+    ids = tokenizer.encode(prompt, markers=True)
+    split = ThinkingSplit(tokenizer.id("<think>"), tokenizer.id("</think>"), ids, tokenizer.special_ids)
+    path = OutputPipeline(tokenizer, stops, split, tools=tools)
+    output = tokenizer.encode(output, markers=True) if isinstance(output, str) else output
+    deltas = [path.push(id) for id in output]
+    deltas.append(path.finish())
+    total = Delta(
+        "".join(d.content for d in deltas),
+        "".join(d.thinking for d in deltas),
+        deltas[-1].stopped,
+        tuple(call for d in deltas for call in d.tool_calls),
+    )
+    return total, path
+
+
+def test_through_the_pipeline(tiny):
+    total, path = answer(tiny, f"<think>\nhm {ARGUMENTS}\n</think>\n\nSo:\n{CALL}\n{CALL}<|im_end|>")
+    assert (total.thinking, total.content) == (f"hm {ARGUMENTS}", "So:\n")
+    assert [(c.name, c.arguments) for c in collect(total.tool_calls)] == [("f", ARGUMENTS)] * 2
+    assert path.finish_reason("stop") == "tool_calls"
+    assert path.finish_reason("length") == "length"
+
+
+def test_after_thinking_a_call_alone_leaves_no_content(tiny):
+    total, _ = answer(tiny, f"</think>\n\n{CALL}\n", prompt="<think>\n")
+    assert (total.content, len(collect(total.tool_calls))) == ("", 1)
+
+
+def test_finish_reason_is_what_came(tiny):
+    for text in ("no call", call("broken"), CALL[:40], f"{OPEN}\n"):
+        _, path = answer(tiny, text)
+        assert path.finish_reason("stop") == "stop"
+        assert path.finish_reason("length") == "length"
+
+
+def test_without_tools_everything_is_content(tiny):
+    for text in (CALL, f"prose containing {OPEN}", f"{CLOSE}{OPEN}"):
+        total, path = answer(tiny, text, tools=False)
+        assert (total.content, total.tool_calls) == (text, ())
+        assert path.finish_reason("stop") == "stop"
+
+
+def test_a_vocabulary_with_the_markers_counts_only_the_tokens(tiny):
+    """The same letters in ordinary tokens are prose."""
+    total, _ = answer(tiny, tiny.encode(CALL))
+    assert (total.content, total.tool_calls) == (CALL, ())
+
+
+def test_a_vocabulary_without_them_is_searched(spm):
+    total, path = answer(spm, spm.encode(f"So {CALL}", inner=True))
+    assert total.content == " So "  # the vocabulary writes a space before a text
+    assert collect(total.tool_calls)[0].arguments == ARGUMENTS
+    assert path.finish_reason("stop") == "tool_calls"
+
+
+def test_stop_strings_are_not_looked_for_in_arguments(tiny):
+    total, _ = answer(tiny, f"a{CALL}b=c", stops=["x", "="])
+    assert (total.content, total.stopped) == ("ab", True)
+    assert collect(total.tool_calls)[0].arguments == ARGUMENTS
+    total, path = answer(tiny, f"a=b{CALL}", stops="=")
+    assert (total.content, total.tool_calls, path.finish_reason("stop")) == ("a", (), "stop")
+
+
+def test_characters_over_several_tokens_inside_arguments(tiny):
+    arguments = '{"城市": "東京 😀 中"}'
+    total, _ = answer(tiny, call(f'{{"name": "f", "arguments": {arguments}}}'))
+    assert collect(total.tool_calls)[0].arguments == arguments
+    cut_off = tiny.encode(f'{OPEN}{{"name": "f", "arguments": {{"a": "', markers=True) + tiny.encode("😀")[:-1]
+    total, path = answer(tiny, cut_off)
+    assert collect(total.tool_calls)[0].arguments == '{"a": "\ufffd'
+    assert path.finish_reason("length") == "length"
+
+
+@given(text=MARKER_LIKE, tools=st.booleans(), stop=st.sampled_from([None, "nul", "}"]))
+def test_letters_are_content(tiny, text, tools, stop):
+    total, _ = answer(tiny, tiny.encode(text), tools=tools, stops=stop)
+    assert total.content == (text if stop is None else text.split(stop)[0])
+    assert total.tool_calls == ()
+
+
+@given(text=MARKER_LIKE)
+def test_markers_are_content_where_no_tools_are(tiny, text):
+    total, _ = answer(tiny, text, tools=False)
+    assert (total.content, total.tool_calls) == (text, ())
+
+
+def test_qwen3_writes_its_calls_with_these_markers(qwen3):
+    assert (qwen3.id(OPEN), qwen3.id(CLOSE)) == (151657, 151658)
+    total, path = answer(qwen3, f"<think>\nok\n</think>\n\n{CALL}<|im_end|>")
+    assert (total.content, total.thinking) == ("", "ok")
+    assert collect(total.tool_calls)[0].arguments == ARGUMENTS
+    assert path.finish_reason("stop") == "tool_calls"
