@@ -149,7 +149,7 @@ def _product(fmt: int) -> Any:
     dense = fmt in (F32, BF16)
     tile = _dense_tile(fmt) if dense else _quantized_tile(fmt)
     n_blocks = _BLOCKS[fmt]
-    many_tokens = None if dense else panel_product(fmt)
+    many_tokens: Any = None if dense else panel_product(fmt)
 
     @inlined
     @kernel

@@ -140,8 +140,8 @@ def _i64(value: int) -> Any:
 
 @any_intrinsic
 def panel_step(
-    typing: Any, fmt: Any, acc: Any, scratch: Any, controls: Any, group: Any, vector_size: Any, xq: Any, xs: Any, xinfo: Any,
-    at: Any, groups: Any,
+    typing: Any, fmt: Any, acc: Any, scratch: Any, controls: Any, group: Any, vector_size: Any, xq: Any, xs: Any,
+    xinfo: Any, at: Any, groups: Any,
 ) -> Any:  # fmt: skip
     """The next 32 columns, whose group of the panel begins at scratch[group]; `at` and `groups` as in `group_step`."""
     kind = simd.literal(fmt)

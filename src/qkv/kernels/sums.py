@@ -43,8 +43,8 @@ def add_term(
 
     `shared`, scales and scales_at: see `emit_read`. `ahead` is where in a cache memory will be needed soon.
     """
-    size, number = _rows_and_vectors(acc), literal(kind)
-    if size is None or number not in NUMBER_BYTES or literal(shared) is None or not is_flat(numbers):
+    size, number, one_scale = _rows_and_vectors(acc), literal(kind), literal(shared)
+    if size is None or number not in NUMBER_BYTES or one_scale is None or not is_flat(numbers):
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -55,9 +55,9 @@ def add_term(
         terms = []
         for v in range(size[1]):
             place = builder.add(at, _i64(16 * v * NUMBER_BYTES[number] // item))
-            scale = scales_at if literal(shared) else builder.add(scales_at, _i64(16 * v))
+            scale = scales_at if one_scale else builder.add(scales_at, _i64(16 * v))
             where = (data, place, scales_data, scale)
-            terms.append(emit_read(context, builder, number, literal(shared), (numbers, scales), where))
+            terms.append(emit_read(context, builder, number, one_scale, (numbers, scales), where))
         for r in range(size[0]):
             index = builder.add(f_at, builder.mul(step, _i64(r)))
             factor = simd.emit_spread(context, builder, f32x16, factors, factors_value, index)

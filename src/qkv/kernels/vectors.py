@@ -237,7 +237,17 @@ def emit_prefetch(context: Any, builder: Any, array: Any, value: Any, index: Any
     )  # to read, into the second cache, data
 
 
-@intrinsic
+def is_flat(array: types.Type) -> bool:
+    """Whether a Numba type is an array that vectors can be loaded from: one dimension, no gaps."""
+    return isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C"
+
+
+def any_intrinsic(typing: Callable[..., Any]) -> Any:
+    """`intrinsic`, for the type checker: kernels call these without the typing context."""
+    return intrinsic(typing)
+
+
+@any_intrinsic
 def prefetch(typing: Any, array: Any, index: Any) -> Any:
     """`prefetch(array, i)`: ask for the cache line of array[i], which may lie outside."""
     if not is_flat(array) or not isinstance(index, types.Integer):
@@ -248,16 +258,6 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.intp), codegen
-
-
-def is_flat(array: types.Type) -> bool:
-    """Whether a Numba type is an array that vectors can be loaded from: one dimension, no gaps."""
-    return isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C"
-
-
-def any_intrinsic(typing: Callable[..., Any]) -> Any:
-    """`intrinsic`, for the type checker: kernels call these without the typing context."""
-    return intrinsic(typing)
 
 
 @any_intrinsic

@@ -287,7 +287,7 @@ def vectors_per_layer(model):
 
 @kernel
 def find_blocks(weights, first, count, item):
-    """The item-th run of ROW_BLOCKS blocks: the number of its matrix (`count` if there is none), and the first block."""
+    """The item-th run of ROW_BLOCKS blocks: the number of its matrix (`count` for none), and its first block."""
     i = 0
     while i < count:
         items = (weights.matrices[first + i].blocks + ROW_BLOCKS - 1) // ROW_BLOCKS
