@@ -75,7 +75,8 @@ class ScriptedModel:
         assert len(rows) <= self.outputs
         for chunk in chunks:
             chunk.cache.length += len(chunk.ids)
-        return np.array(rows, np.float32).reshape(len(rows), VOCAB)
+        self.rows = np.array(rows, np.float32).reshape(len(rows), VOCAB)
+        return self.rows
 
     def _write(self, chunk) -> None:
         for position, token in enumerate(chunk.ids, chunk.cache.length):
@@ -91,6 +92,9 @@ class ScriptedModel:
         for end in range(cache.length + count - wanted + 1, cache.length + count + 1):
             row = logits_after(history[:end])
             yield row * np.float32(np.nan) if self.spoil(history[:end]) else row
+
+    def likeliest(self) -> np.ndarray:
+        return np.where(np.isfinite(self.rows).all(axis=1), self.rows.argmax(axis=1), -1)
 
     def abort(self) -> None:
         self.aborted = True

@@ -387,3 +387,13 @@ def test_a_window_hides_what_is_older(window):
         alone = logits_of(decoder, ids[max(0, end - window) : end])
         assert np.abs(all_rows[end - 1] - alone[-1]).max() < 1e-4  # RoPE knows distances only
     decoder.close()
+
+
+def test_the_likeliest_tokens_are_those_of_the_logits():
+    decoder = decoder_of("qwen3", "f32")
+    caches = [decoder.new_cache(), decoder.new_cache()]
+    logits = decoder.step([Chunk(caches[0], range(9), "all"), Chunk(caches[1], range(5), "last")])
+    assert len(logits) == 10
+    assert decoder.likeliest().tolist() == logits.argmax(axis=1).tolist()
+    for cache in caches:
+        decoder.release(cache)

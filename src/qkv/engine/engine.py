@@ -17,7 +17,6 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import isfinite
 from typing import Protocol
 
 import numpy as np
@@ -54,6 +53,9 @@ class Model(Protocol):
         Without `copy` the rows are overwritten by the next step. If it raises, the caches are as they were;
         `StepAbortedError` means that it may be run again.
         """
+
+    def likeliest(self) -> NDArray[np.int64]:
+        """The id of the largest logit of each of the last step's rows, the lowest of equals; -1: one is not finite."""
 
     def abort(self) -> None:
         """Make a step that is running in another thread raise `StepAbortedError` soon."""
@@ -254,12 +256,13 @@ class Engine:
         finally:
             self._in_step = []
         self.scheduler.record(time.perf_counter() - started)
+        likeliest = self.model.likeliest().tolist()
         row = 0
         for work in plan:
             _, ids, outputs = work.chunk
             first, row = row, row + (1 if outputs == "last" else len(ids) if outputs == "all" else 0)
             if work.generation in self._handle_of:  # another of its request's answers may have failed just now
-                self._go_on(work, logits[first:row])
+                self._go_on(work, logits[first:row], likeliest[first:row])
 
     def _fail_step(self, plan: list[Work], error: Exception) -> None:
         """End those whose step it was; if there was none, all."""
@@ -270,10 +273,10 @@ class Engine:
             failure.__cause__ = error
             self._fail(handle, failure)
 
-    def _go_on(self, work: Work, rows: NDArray[np.float32]) -> None:
+    def _go_on(self, work: Work, rows: NDArray[np.float32], likeliest: list[int]) -> None:
         """Take the results of a generation's part of a step. Whatever fails in that ends its request, and no other."""
         try:
-            reason = self._take(work, rows)
+            reason = self._take(work, rows, likeliest)
         except BaseException as error:
             self._fail(self._handle_of[work.generation], error)
             return
@@ -287,10 +290,10 @@ class Engine:
         if all(other.finish_reason for other in handle.generations):
             self._end(handle)
 
-    def _take(self, work: Work, rows: NDArray[np.float32]) -> FinishReason | None:
+    def _take(self, work: Work, rows: NDArray[np.float32], likeliest: list[int]) -> FinishReason | None:
         """Check the rows, and choose the next token if they say what it may be, or several if drafts were right."""
         generation, drafts = work.generation, work.drafts
-        if len(rows) and not (isfinite(rows.max()) and isfinite(rows.min())):
+        if -1 in likeliest:
             raise QkvError("the model computed a value that is not a number: its weights are damaged")
         if generation.reads_its_prompt:
             self._read_prompt(generation, rows, len(work.chunk.ids))
@@ -298,19 +301,20 @@ class Engine:
             return None  # there is more of its text to run
         complete = len(generation.ids)
         reason = None
-        for row, draft in zip(rows[-1 - len(drafts) :], [*drafts, None], strict=True):
-            reason = self._choose(generation, row)
+        last = -1 - len(drafts)
+        for row, best, draft in zip(rows[last:], likeliest[last:], [*drafts, None], strict=True):
+            reason = self._choose(generation, row, best)
             if reason is not None or generation.ids[-1] != draft:
                 break
             complete += 1  # the draft was what comes: its keys and values are right, and the next row is too
         self._count_step(generation, len(drafts), complete)
         return reason
 
-    def _choose(self, generation: Generation, row: NDArray[np.float32]) -> FinishReason | None:
+    def _choose(self, generation: Generation, row: NDArray[np.float32], likeliest: int) -> FinishReason | None:
         """Choose one token; why the answer ends with it, if it does."""
         guide = generation.guide
         allowed = None if guide is None else guide.allowed()
-        choice = generation.sampler.choose(row, position=len(generation.ids), allowed=allowed)
+        choice = generation.sampler.choose(row, position=len(generation.ids), allowed=allowed, likeliest=likeliest)
         if choice.token in generation.ending:
             return "stop"
         if guide is not None:

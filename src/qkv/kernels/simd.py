@@ -94,6 +94,12 @@ def max_lanes_i32(builder: Any, a: Any) -> Any:
     return _tree(builder, a, lambda low, high: builder.select(builder.icmp_signed(">", low, high), low, high))
 
 
+@operation(types.int32, i32x8)
+def min_lanes_i32(builder: Any, a: Any) -> Any:
+    """The smallest lane."""
+    return _tree(builder, a, lambda low, high: builder.select(builder.icmp_signed("<", low, high), low, high))
+
+
 @operation(types.int32, i32x8, i32x8)
 def second_of_lanes_i32(builder: Any, high: Any, low: Any) -> Any:
     """The second largest of 16 numbers, given as pairs: low ≤ high in each lane."""

@@ -132,6 +132,15 @@ class CompiledDecoder:
             logits = self._work.logits[: rows * self.config.vocab_size].reshape(rows, self.config.vocab_size)
             return logits.copy() if copy else logits
 
+    def likeliest(self) -> NDArray[np.int64]:
+        """The id of the largest logit of each of the last step's rows, the lowest of equals; -1: one is not finite."""
+        rows, vocab = int(self._batch.command[forward.OUTPUTS]), self.config.vocab_size
+        largest = self._work.largest[: rows * forward.SEGMENTS].reshape(rows, forward.SEGMENTS)
+        places = self._work.places[: rows * forward.SEGMENTS].reshape(rows, forward.SEGMENTS)
+        part = largest.argmax(axis=1)  # not-a-number counts as the largest
+        ids = part * -(-vocab // forward.SEGMENTS) + places[np.arange(rows), part]
+        return np.where(np.isfinite(largest.max(axis=1)), ids, -1)
+
     def tapped(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
         """q [T, H, d], k and v [T, H_kv, d] of the last step's tokens in its `tap_layer`, as attention got them."""
         tokens, heads = int(self._batch.command[forward.TOKENS]), self.config.num_attention_heads
@@ -332,11 +341,13 @@ def _new_work(config: ModelConfig, model: Model, blocks: int, cache: str, thread
         "parts": MAX_PARTS * model.heads * state_size(model.head_dim),
         "scratch": threads * model.scratch_row,
         "logits": outputs * config.vocab_size,
+        "largest": outputs * forward.SEGMENTS,
         "taps": STEP_TOKENS * qkv,
     }
     return Work(
         pool=pool,
         xq=np.zeros(STEP_TOKENS * widest, np.int8),
+        places=np.zeros(outputs * forward.SEGMENTS, np.int64),
         xinfo=np.zeros(INFO * STEP_TOKENS * widest // 32, np.int32),
         **{name: new_arena(4 * size).view(np.float32) for name, size in float32.items()},  # from cache line to line
     )

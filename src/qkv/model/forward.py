@@ -26,6 +26,7 @@ from qkv.kernels.kvcache import BLOCK, ask_for_keys, keys_offset, write_key, wri
 from qkv.kernels.matmul import Inputs, Outputs, matmul_for, quantize_groups, weights_at
 from qkv.kernels.pointwise import add_row, copy_row, rms_norm_row, rope_row, swiglu_row
 from qkv.kernels.spmd import barrier, claim
+from qkv.kernels.survey import survey
 
 Array = NDArray[Any]
 
@@ -38,6 +39,7 @@ Q, K, V, O, GATE, UP, DOWN = range(7)  # noqa: E741
 PER_LAYER = 7
 
 ROW_BLOCKS = 16  # blocks of 8 rows that a thread claims at a time
+SEGMENTS = 8  # parts of a row of logits that threads survey by themselves
 RUN_TOKENS = 8  # neighbouring tokens whose heads a thread rotates and stores at a time
 ACTIVATION_GROUPS = 8  # groups of 32 SwiGLU outputs that a thread claims at a time
 
@@ -103,6 +105,8 @@ class Work(NamedTuple):
     parts: Array  # float32 [parts, heads, state_size]
     scratch: Array  # float32 [threads, scratch_row]
     logits: Array  # float32 [outputs, vocab]
+    largest: Array  # float32 [outputs, SEGMENTS]: the largest of each part of a row of logits, or not a number
+    places: Array  # int64 [outputs, SEGMENTS]: and where in the part
     taps: Array  # float32 [tokens, (heads + 2 kv_heads) · d]: q, k, v of layer TAP_LAYER as attention gets them
 
 
@@ -276,6 +280,24 @@ def norm_outputs(sync, batch, model, weights, work, norm_at):
         r = claim(sync, 0, 1)
 
 
+@kernel
+def survey_logits(sync, batch, work, vocab):
+    """Find the largest logit of each part of each row, while the row is still in the caches."""
+    size = segment_size(vocab)
+    item = claim(sync, 0, 1)
+    while item < batch.command[OUTPUTS] * SEGMENTS:
+        row, first = item // SEGMENTS, item % SEGMENTS * size
+        start, end = row * vocab + min(first, vocab), row * vocab + min(first + size, vocab)
+        survey(work.logits, start, end, work.largest, work.places, item)
+        item = claim(sync, 0, 1)
+
+
+@kernel
+def segment_size(vocab):
+    """Logits in one of the SEGMENTS parts of a row, but for the last."""
+    return (vocab + SEGMENTS - 1) // SEGMENTS
+
+
 # ------------------------------------------------------------------------------------------ the step
 
 
@@ -392,5 +414,8 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
                 sync, tid, n, model, weights, work, head, 1, work.h, batch.command[OUTPUTS],
                 work.logits, weights.matrices[head].rows, 0, 0,
             )  # fmt: skip
+            if barrier(sync, n):
+                return
+            survey_logits(sync, batch, work, weights.matrices[head].rows)
 
     return step
