@@ -395,5 +395,5 @@ def test_the_likeliest_tokens_are_those_of_the_logits():
     logits = decoder.step([Chunk(caches[0], range(9), "all"), Chunk(caches[1], range(5), "last")])
     assert len(logits) == 10
     assert decoder.likeliest().tolist() == logits.argmax(axis=1).tolist()
-    for cache in caches:
-        decoder.release(cache)
+    for each in caches:
+        decoder.release(each)
