@@ -50,7 +50,7 @@ def entered(tmp_path_factory) -> list[CodeType]:
         sys.setprofile(note)
         try:
             params = qkv.SamplingParams(temperature=0, max_tokens=40, stop=["never in it"])
-            assert len(llm.chat(HELLO, params).token_ids) == 40
+            assert len(llm.chat(HELLO, params, tools=[{"name": "look"}]).token_ids) == 40
         finally:
             sys.setprofile(None)
             threading.setprofile(None)  # type: ignore[arg-type]

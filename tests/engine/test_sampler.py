@@ -7,6 +7,8 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qkv.engine.params import SamplingParams
 from qkv.engine.sampling import Choice, Sampler, candidates, only
@@ -116,6 +118,20 @@ def test_a_mask_leaves_what_it_says():
     for allowed in (mask_of([3, 64], 65)[:2], mask_of([3, 64, 200], 300)):  # shorter and longer than the logits
         row = only(logits[:64], allowed)
         assert np.flatnonzero(row > -np.inf).tolist() == [3] and row[3] == logits[3]
+
+
+@given(st.integers(1, 400), st.integers(0, 2**32), st.floats(0, 1), st.integers(-3, 3))
+def test_what_a_mask_leaves_keeps_its_bits(size, seed, density, words):
+    """Zeros keep their sign; masks may be shorter and longer than the logits."""
+    rng = np.random.default_rng(seed)
+    logits = (rng.standard_normal(size) * rng.integers(-1, 2, size)).astype(np.float32)
+    ids = np.flatnonzero(rng.random(size) < density)
+    mask = mask_of(ids, max(size, 1))
+    mask = np.append(mask, np.full(words, 0xFFFFFFFF, np.uint32)) if words > 0 else mask[: len(mask) + words]
+    defined = np.full(size, -np.inf, np.float32)
+    ids = ids[ids < 32 * len(mask)]
+    defined[ids] = logits[ids]
+    assert np.array_equal(only(logits, mask).view(np.uint32), defined.view(np.uint32))
 
 
 @pytest.mark.parametrize(

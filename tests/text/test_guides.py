@@ -310,9 +310,15 @@ def test_without_marker_tokens_the_letters_are_forced(spm):
         (TOOLS, 5, "tool_choice: must be"),
         ([5], "required", r"tools\[0\].function: must be an object"),
         ([{"function": {}}], "required", r"tools\[0\].function.name: must be"),
-        ([{"name": "f", "parameters": [1]}], "required", r"tools\[0\].function.parameters: must be"),
-        ([{"name": "f", "parameters": {"uniqueItems": True}}], "required", "tools: Unimplemented keys"),
-        ([{"name": "f", "parameters": {"multipleOf": 999983}}], "required", r"tools\[0\].function.parameters: multi"),
+        ([{"name": "f", "parameters": [1]}], "required", r"tools\[0\].function.parameters of 'f': must be"),
+        ([{"name": "f", "parameters": {"multipleOf": 999983}}], "required", r"tools\[0\].* of 'f': multipleOf"),
+        ([*TOOLS, {"name": "f", "parameters": {"uniqueItems": True}}], "required", r"tools\[3\].* of 'f': Unimpl"),
+        (
+            [{"name": "f", "parameters": {"properties": {"a": {"pattern": "("}}}}],
+            "required",
+            r"tools\[0\].* of 'f': regex parse",
+        ),
+        ([{"name": "f", "parameters": {"not": {}}}], {"function": {"name": "f"}}, r"tools\[0\].* of 'f': Unimplem"),
     ],
 )
 def test_choices_that_cannot_be_kept_are_refused(guides, tiny, tools, choice, match):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from decoders import compiled, logits_of
+from ggufblocks import SCALES, dequantized, random_blocks
 from qkv.model.reference import Decoder
 from qkv.weights.checkpoint import open_checkpoint
 from qkv.weights.load import load_weights
@@ -20,30 +20,6 @@ from tinyfiles import write_gguf
 CONFIG = tiny_config(
     hidden_size=256, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=128, vocab_size=96
 )
-SCALES = {  # where a block has its float16 scale, and its minimum's if it has one, of a size that centres the numbers
-    "Q4_0": {0: 1}, "Q4_1": {0: 1, 2: -7.5}, "Q5_0": {0: 1}, "Q5_1": {0: 1, 2: -15.5}, "Q8_0": {0: 1},
-    "Q2_K": {80: 1, 82: 1.5}, "Q3_K": {108: 1}, "Q4_K": {0: 1, 2: 7.5}, "Q5_K": {0: 1, 2: 15.5}, "Q6_K": {208: 1},
-    "IQ4_NL": {0: 1}, "IQ4_XS": {0: 1},
-}  # fmt: skip
-
-
-def random_blocks(kind: str, rows: int, columns: int, seed: int) -> NDArray[np.uint8]:
-    """Random quants and inner scales, with block scales that make the numbers about as large as weights are."""
-    rng = np.random.default_rng(seed)
-    size, width = BLOCKS[kind]
-    blocks = rng.integers(0, 256, (rows, columns // size, width), dtype=np.uint8)
-
-    def scaled(scale: float) -> NDArray[np.uint8]:
-        for at, factor in SCALES[kind].items():
-            blocks[..., at : at + 2] = np.float16([scale * factor]).view(np.uint8)
-        return blocks.reshape(rows, -1)
-
-    deviation = dequantized(kind, scaled(1.0)).std()
-    return scaled(1.5 / np.sqrt(columns) / deviation).copy()
-
-
-def dequantized(kind: str, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +49,7 @@ def test_every_number_is_the_gguf_packages(model):
         assert np.array_equal(tensor.to_float32(), tensors[name]), name
 
 
-@pytest.mark.parametrize(("weights", "bound"), [("f32", 1e-4), ("int8", 0.3)])
+@pytest.mark.parametrize(("weights", "bound"), [("f32", 1e-4), ("int8", 0.3), (None, 0.3)])
 def test_logits_are_those_of_the_dequantized_model(model, weights, bound):
     """int8 rounds the weights of all other types, and activations to 8 bits."""
     path, tensors = model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from itertools import pairwise
 
@@ -9,7 +10,8 @@ import gguf
 import numpy as np
 import pytest
 
-from decoders import compiled, dequantized, logits_of, mixed_kinds, packed, stored
+from decoders import QuantizedReference, compiled, dequantized, logits_of, mixed_kinds, packed, stored
+from ggufblocks import q4_k_bound, random_blocks
 from qkv.errors import ModelFileError, ParameterError
 from qkv.kernels.formats import format_name, packed_bytes, unpack
 from qkv.model.reference import Decoder
@@ -157,6 +159,174 @@ def test_damaged_scales_of_gguf_blocks_are_reported_by_name():
     files[name].data[3, :2] = np.frombuffer(np.float16(np.nan).tobytes(), np.uint8)
     with pytest.raises(ModelFileError, match=name):
         load_weights(CONFIG, files)
+
+
+# ------------------------------------------------------------------------------------------ Q4_K
+
+BROAD = tiny_config(
+    hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2, head_dim=64, vocab_size=301
+)
+
+
+def q4_k_kinds(name: str) -> str:
+    """What llama.cpp's Q4_K_M files look like: Q6_K for the table and some of the v and down projections."""
+    return "Q6_K" if "embed" in name or "layers.0.self_attn.v_proj" in name or "layers.1.mlp.down" in name else "Q4_K"
+
+
+def q4_k_file(path, config=BROAD, kinds=q4_k_kinds, change=None, **options):
+    """A GGUF file of random blocks, opened. `change` edits them: {name: (kind, bytes)}."""
+    tensors = random_tensors(config)
+    shapes = [(name, values.shape) for name, values in tensors.items() if values.ndim == 2]
+    blocks = {name: (kinds(name), random_blocks(kinds(name), *shape, seed=i)) for i, (name, shape) in enumerate(shapes)}
+    if change is not None:
+        change(blocks)
+    return open_checkpoint(write_gguf(path, config, tensors, blocks=blocks, **options))
+
+
+def assert_rounded_scales(values, tensor):
+    """Nothing but the rounding of the scales is between these and the file's numbers."""
+    error = np.abs(values.astype(np.float64) - tensor.to_float32())
+    assert (error <= q4_k_bound(tensor.raw())).all(), tensor.name
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize("parts", [0, 5])
+def test_q4_k_stays_at_four_bits(tmp_path, architecture, parts):
+    """From one file and from a split one; a llama's rows of q and k are stored in another order."""
+    config = dataclasses.replace(BROAD, architecture=architecture)
+    file = q4_k_file(tmp_path / "model.gguf", config, tensors_per_file=parts)
+    weights = load_weights(file.config, file.tensors, threads=2)
+    assert weights.formats == load.formats_of(file.config, file.tensors, None) == {"int4m", "int8"}
+    assert weights.arena.nbytes == load.packed_size(file.config, file.tensors, None)
+    assert weights.notes == ()
+    names = dict(zip(matrix_names(config), weights.matrices, strict=True))
+    for name, values in unpacked(config, weights).items():
+        tensor = file.tensors[name]
+        assert (tensor.dtype, format_name(names[name])) in {("Q4_K", "int4m"), ("Q6_K", "int8")}
+        if tensor.dtype == "Q4_K":
+            assert_rounded_scales(values, tensor)
+
+
+def float32(file):
+    """All numbers of a file, exactly."""
+    return {name: tensor.to_float32() for name, tensor in file.tensors.items()}
+
+
+def assert_computes_its_weights(file, weights):
+    """Logits to float32's last bits, against the packed numbers and inputs rounded alike; but for sequences in which
+    an input that both round lies within an ulp of a half (see test_compiled.py; a wider model has more of them)."""
+    reference = QuantizedReference(file.config, dequantized(file.config, weights, float32(file)))
+    decoder = compiled(file.config, weights)
+    sequences = np.random.default_rng(3).integers(0, file.config.vocab_size, (40, 3)).tolist()
+    differences = [np.abs(logits_of(decoder, ids) - reference(ids)).max() for ids in sequences]
+    decoder.close()
+    assert np.mean(np.array(differences) < 1e-4) >= 0.6
+    assert max(differences) < 0.2
+
+
+def test_fused_products_mix_q4_k_with_int8(tmp_path):
+    """Layer 0 has int4m for q and k, int8 for v. Against the file's own numbers, the rounding of inputs counts most."""
+    file = q4_k_file(tmp_path / "model.gguf")
+    weights = load_weights(file.config, file.tensors)
+    kinds = {name: format_name(matrix) for name, matrix in zip(matrix_names(BROAD), weights.matrices, strict=True)}
+    assert [kinds[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"] == ["int4m", "int4m", "int8"]
+    assert_computes_its_weights(file, weights)
+    ids = np.random.default_rng(1).integers(0, BROAD.vocab_size, 48).tolist()
+    expected = Decoder(BROAD, float32(file), np.float64)(ids)
+    difference = logits_of(compiled(file.config, weights), ids) - expected
+    assert np.abs(difference).max() < 0.6
+    assert np.sqrt(np.mean(difference**2) / np.mean(expected**2)) < 0.05
+
+
+def test_a_model_of_q4_k_alone(tmp_path):
+    """Its table too, which a tied model reads row by row and as the head. Rounding the scales changes each
+    term of a weight by at most 2^-11 of it, and the logits, behind 15 products, by a few times that (0.0013)."""
+    config = dataclasses.replace(BROAD, tie_word_embeddings=True)
+    file = q4_k_file(tmp_path / "model.gguf", config, lambda name: "Q4_K")
+    weights = load_weights(file.config, file.tensors)
+    assert weights.formats == {"int4m"}
+    assert weights.bytes_per_token == weights.arena.nbytes
+    assert_computes_its_weights(file, weights)
+    ids = np.random.default_rng(2).integers(0, BROAD.vocab_size, 48).tolist()
+    expected = Decoder(config, float32(file), np.float64)(ids)
+    difference = Decoder(config, dequantized(config, weights, float32(file)), np.float64)(ids) - expected
+    assert 0 < np.sqrt(np.mean(difference**2) / np.mean(expected**2)) < 2.0**-9
+
+
+@pytest.mark.parametrize(
+    ("wanted", "formats"), [("int8", {"int8"}), ("int4", {"int4", "int4m"}), ("bf16", {"bf16"}), ("f32", {"f32"})]
+)
+def test_q4_k_in_the_format_asked_for(tmp_path, wanted, formats):
+    """As for Q4_1, int4 keeps what has 4 bits already."""
+    file = q4_k_file(tmp_path / "model.gguf")
+    weights = load_weights(file.config, file.tensors, wanted=wanted)
+    assert weights.formats == formats
+    for name, values in unpacked(BROAD, weights).items():
+        exact = file.tensors[name].to_float32()
+        if wanted == "f32":
+            np.testing.assert_array_equal(values, exact, err_msg=name)
+        elif wanted == "int4" and file.tensors[name].dtype == "Q4_K":
+            assert_rounded_scales(values, file.tensors[name])
+
+
+@pytest.mark.parametrize("wanted", [None, "int4"])
+def test_a_scale_beyond_half_precision_makes_the_matrix_int8(tmp_path, wanted):
+    large = ["model.layers.0.mlp.up_proj.weight", "model.layers.1.self_attn.k_proj.weight"]
+
+    def enlarge(blocks):
+        for name in large:
+            first = blocks[name][1][-1]  # of the last row
+            first[:2] = np.float16([1100]).view(np.uint8)
+            first[4:8] = 63
+
+    file = q4_k_file(tmp_path / "model.gguf", change=enlarge)
+    calls = []
+    weights = load_weights(file.config, file.tensors, wanted=wanted, progress=lambda *call: calls.append(call))
+    assert calls[-1][1] == calls[-1][2]
+    assert weights.notes == (f"Q4_K scales too large for half precision made these matrices int8: {', '.join(large)}",)
+    assert "int8" in weights.formats
+    for name, matrix in zip(matrix_names(BROAD), weights.matrices, strict=True):
+        if file.tensors[name].dtype == "Q4_K":
+            assert format_name(matrix) == ("int8" if name in large else "int4m")
+    for name in large:
+        exact = file.tensors[name].to_float32()
+        step = np.abs(exact.reshape(len(exact), -1, 32)).max(axis=-1) / 127
+        error = np.abs(unpacked(BROAD, weights)[name] - exact).reshape(len(exact), -1, 32).max(axis=-1)
+        assert (error <= step * 0.57).all(), name
+
+
+def test_damaged_q4_k_scales_are_reported_by_name(tmp_path):
+    name = "model.layers.1.mlp.gate_proj.weight"
+
+    def damage(blocks):
+        blocks[name][1][7, 2:4] = np.float16([np.inf]).view(np.uint8)
+
+    file = q4_k_file(tmp_path / "model.gguf", change=damage)
+    with pytest.raises(ModelFileError, match=f"^{name}: .*not finite"):
+        load_weights(file.config, file.tensors)
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+def test_threads_and_slices_change_no_byte_of_q4_k(tmp_path, threads, monkeypatch):
+    file = q4_k_file(tmp_path / "model.gguf", dataclasses.replace(BROAD, architecture="llama"))
+    alone = load_weights(file.config, file.tensors)
+    monkeypatch.setattr(load, "SLICE", 5000)
+    sliced = load_weights(file.config, file.tensors, threads=threads)
+    np.testing.assert_array_equal(alone.arena, sliced.arena)
+
+
+def test_a_model_whose_hidden_size_is_no_multiple_of_256(tmp_path):
+    """Like Qwen2.5-0.5B with 896: only down_proj can be Q4_K, its rows being as long as the MLP is wide."""
+    config = tiny_config(hidden_size=96, intermediate_size=512, head_dim=16)
+
+    def kinds(name):
+        return "Q4_K" if "down_proj" in name else "Q8_0"
+
+    file = q4_k_file(tmp_path / "model.gguf", config, kinds)
+    weights = load_weights(file.config, file.tensors)
+    for name, matrix in zip(matrix_names(config), weights.matrices, strict=True):
+        assert format_name(matrix) == ("int4m" if "down_proj" in name else "int8")
+    assert_computes_its_weights(file, weights)
 
 
 # ------------------------------------------------------------------------------------------ from files

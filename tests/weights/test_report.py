@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from ggufblocks import random_blocks
 from qkv.kernels.formats import packed_bytes
 from qkv.weights.checkpoint import open_checkpoint
 from qkv.weights.load import load_weights
@@ -62,6 +63,29 @@ def test_what_keeps_its_numbers_is_not_called_requantized(tmp_path, kind, wanted
 def test_what_is_rounded_is_called_requantized(tmp_path, kind, wanted, fmt):
     made = loaded(write_gguf(tmp_path / "x.gguf", CONFIG, random_tensors(CONFIG), kind), wanted)
     assert made.requantized == (f"{made.packed[0].count} matrices from {kind} to {fmt}",)
+
+
+@pytest.mark.parametrize(
+    ("d", "wanted", "change", "notes"),
+    [
+        (0.001, None, "int4m: kept at 4 bits, scales rounded to half precision", 0),
+        (0.001, "int8", "int8", 0),
+        (2000.0, None, "int8", 1),
+    ],
+)
+def test_q4_k_keeps_its_four_bits_or_says_why_not(tmp_path, d, wanted, change, notes):
+    config = dataclasses.replace(CONFIG, hidden_size=256, intermediate_size=256, head_dim=128, num_attention_heads=4)
+    tensors = random_tensors(config)
+    matrices = [(name, values.shape) for name, values in tensors.items() if values.ndim == 2]
+    blocks = {name: ("Q4_K", random_blocks("Q4_K", *shape, seed=i)) for i, (name, shape) in enumerate(matrices)}
+    for _, raw in blocks.values():
+        raw[0, :2] = np.float16([d]).view(np.uint8)
+        raw[0, 4:8] = 63
+    made = loaded(write_gguf(tmp_path / "x.gguf", config, tensors, blocks=blocks), wanted)
+    assert made.requantized == (f"{len(matrices)} matrices from Q4_K to {change}",)
+    said = [note for note in made.notes if "too large for half precision" in note]
+    assert len(said) == notes
+    assert all(name in note for name in blocks for note in said)
 
 
 def test_defaults_and_unused_tensors_are_in_it(tmp_path):

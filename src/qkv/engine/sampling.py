@@ -19,6 +19,10 @@ from qkv.engine.penalties import Penalties
 from qkv.engine.shortlist import shortlist
 from qkv.errors import ParameterError
 
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_ADDENDS = np.where(_BITS.view(np.bool_), np.float32(-0.0), np.float32(-np.inf))
+"""What a byte of a mask adds to the logits of its eight tokens. x + -0.0 is x, whatever its sign."""
+
 
 class Choice(NamedTuple):
     """A chosen token. Log-probabilities are the model's own (see `logprobs`), None and empty unless asked for."""
@@ -100,9 +104,14 @@ class Sampler:
 
 
 def only(logits: NDArray[np.float32], allowed: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """A row of logits with -inf in place of what is not allowed."""
-    bits = np.unpackbits(allowed.astype("<u4", copy=False).view(np.uint8), count=len(logits), bitorder="little")
-    return np.where(bits.view(np.bool_), logits, np.float32(-np.inf))
+    """A row of finite logits with -inf in place of what is not allowed; the others keep their bits.
+
+    Adding takes as long for any mask, and a fraction of choosing between two values.
+    """
+    octets = allowed.astype("<u4", copy=False).view(np.uint8)[: -(-len(logits) // 8)]
+    row = _ADDENDS.take(octets, axis=0).ravel()[: len(logits)]
+    row += logits[: len(row)]
+    return row if len(row) == len(logits) else np.append(row, np.full(len(logits) - len(row), -np.inf, np.float32))
 
 
 def sample(logits: NDArray[np.float32], params: SamplingParams, *, position: int, choice: int = 0) -> int:

@@ -1,9 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 """From the numbers of a model file to the layouts of `formats`, a range of rows at a time.
 
-`pack` quantizes float rows, `pack_gguf` rearranges GGUF blocks without changing a number. Both write a range of rows
-into a matrix's place in the arena, take little memory beside it, and release the GIL: several threads may pack
-different rows at once. A range starts at a multiple of 8 rows and ends at one, or at the matrix's last row.
+`pack` quantizes float rows, `pack_gguf` rearranges GGUF blocks without changing a number, `pack_q4_k` keeps the quants
+of Q4_K and rounds its scales to float16. All write a range of rows into a matrix's place in the arena, take little
+memory beside it, and release the GIL: several threads may pack different rows at once. A range starts at a multiple of
+8 rows and ends at one, or at the matrix's last row.
 
 The quantization rules are those of GGUF: `int8` as Q8_0 (d = max|w|/127), `int4` as Q4_0 (d = w/-8 for the w of largest
 magnitude), `int4m` as Q4_1 (d = (max - min)/15, m = min).
@@ -34,6 +35,7 @@ from qkv.kernels.formats import (
     place,
 )
 from qkv.kernels.jit import kernel
+from qkv.kernels.q4_k import BLOCK, BLOCK_BYTES, pack_q4_k_rows
 from qkv.kernels.simd import Vector, f32x8, load, store, u16x8
 
 _FLOAT32, _BFLOAT16, _FLOAT16 = range(3)
@@ -85,12 +87,32 @@ def pack_gguf(
     _check_range(arena, matrix, first_row, blocks.shape, groups * block_bytes, name)
     if blocks.dtype != np.uint8:
         raise ParameterError(f"{name}: GGUF blocks are uint8, got {blocks.dtype}")
-    numbers = (block_bytes - GROUP * (8 if kind == INT8 else 4) // 8) // 2
-    for each in range(numbers):  # float16 with all exponent bits set: infinite or not a number
-        upper = blocks[:, 2 * each + 1 :: block_bytes]
-        if ((upper & 0x7C) == 0x7C).any():
-            raise ModelFileError(f"{name}: a block's scale is not finite; the file is damaged")
+    _check_scales(blocks, block_bytes, (block_bytes - GROUP * (8 if kind == INT8 else 4) // 8) // 2, name)
     _pack_blocks(arena, np.array([matrix], MATRIX), first_row, _read_only_bytes(blocks), block_bytes, len(blocks))
+
+
+def pack_q4_k(
+    arena: NDArray[np.uint8], matrix: np.void, first_row: int, blocks: NDArray[np.uint8], name: str = "weights"
+) -> bool:
+    """Pack GGUF's Q4_K blocks, uint8 [n, bytes of a row], into rows `first_row` … of an int4m matrix.
+
+    The quants stay. A group's scale is float16(d·scale) and its minimum float16(-dmin·minimum): relative errors of at
+    most 2^-11, so a weight d·q + m is off by at most 2^-11·(|d·q| + |m|). Nothing is lost to underflow: both products
+    are integer multiples of 2^-24, so those below 2^-14 are exact as subnormal halves. Returns False if one is beyond
+    ±65504, the largest float16; the matrix then needs another format.
+    """
+    columns = int(matrix["columns"])
+    if int(matrix["format"]) != INT4M or columns % BLOCK:
+        raise ParameterError(f"{name}: Q4_K rows of {columns} numbers cannot be packed as {format_name(matrix)}")
+    _check_range(arena, matrix, first_row, blocks.shape, columns // BLOCK * BLOCK_BYTES, name)
+    if blocks.dtype != np.uint8:
+        raise ParameterError(f"{name}: GGUF blocks are uint8, got {blocks.dtype}")
+    _check_scales(blocks, BLOCK_BYTES, 2, name)
+    scales, words = np.zeros((2, BLOCK // GROUP * ROWS), np.float32), np.zeros(128 * ROWS, np.uint8)
+    fits: bool = pack_q4_k_rows(
+        arena, np.array([matrix], MATRIX), first_row, _read_only_bytes(blocks), len(blocks), scales.reshape(-1), words
+    )
+    return fits
 
 
 def quantize(values: NDArray[Any], fmt: str) -> tuple[NDArray[np.uint8], np.void]:
@@ -102,11 +124,13 @@ def quantize(values: NDArray[Any], fmt: str) -> tuple[NDArray[np.uint8], np.void
 
 
 def compile_all() -> None:
-    """Compile what `pack` and `pack_gguf` use, or load it from the disk, by packing no rows."""
+    """Compile what `pack`, `pack_gguf` and `pack_q4_k` use, or load it from the disk, by packing no rows."""
     matrix = place("int8", ROWS, GROUP)
     arena = new_arena(packed_bytes("int8", ROWS, GROUP))
     pack(arena, matrix, 0, np.zeros((0, GROUP), np.float32))
     pack_gguf(arena, matrix, 0, np.zeros((0, _GGUF[INT8][1]), np.uint8))
+    matrix = place("int4m", ROWS, BLOCK)
+    pack_q4_k(new_arena(packed_bytes("int4m", ROWS, BLOCK)), matrix, 0, np.zeros((0, BLOCK_BYTES), np.uint8))
 
 
 def _check_range(
@@ -122,6 +146,14 @@ def _check_range(
         raise ParameterError(
             f"{name}: rows {first_row} to {end} of {matrix['rows']} are no range of whole blocks of {ROWS} rows"
         )
+
+
+def _check_scales(blocks: NDArray[np.uint8], block_bytes: int, numbers: int, name: str) -> None:
+    """The float16 `numbers` at the start of each block must be finite: not all bits of the exponent set."""
+    for each in range(numbers):
+        upper = blocks[:, 2 * each + 1 :: block_bytes]
+        if ((upper & 0x7C) == 0x7C).any():
+            raise ModelFileError(f"{name}: a block's scale is not finite; the file is damaged")
 
 
 def _read_only_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:

@@ -48,6 +48,8 @@ class PackedWeights:
     formats: frozenset[str]
     bytes_per_token: int
     """What decoding one token reads: all of it, but for an untied token table, of which it reads a row."""
+    notes: tuple[str, ...] = ()
+    """What packing had to say: formats that could not be kept."""
 
 
 class CompiledDecoder:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -97,22 +98,27 @@ class GrammarVocabulary:
         self._running: threading.Thread | None = None
         self._turn = threading.Lock()
 
-    def prepare(self, field: str, source: str) -> Grammar:
-        """Compile a grammar. Raises ParameterError, beginning with `field`, for one that is invalid or too costly."""
+    def prepare(self, field: str, source: str, fields: Mapping[int, str] = MappingProxyType({})) -> Grammar:
+        """Compile a grammar. Raises ParameterError, beginning with `field`, for one that is invalid or too costly.
+
+        fields: what to begin with instead where the fault is in one of these lines (the first is 1).
+        """
         with self._turn:
             if self._running is not None:
                 self._running.join(MAX_SECONDS)
                 if self._running.is_alive():
                     raise ParameterError(f"{field}: another grammar is still being prepared; try again later")
-            grammar, self._running = _with_stack(lambda: self._compiled(field, source))
+            grammar, self._running = _with_stack(lambda: self._compiled(field, source, fields))
         if grammar is None:
             raise ParameterError(f"{field}: takes more than {MAX_SECONDS:.0f} s to prepare; use a simpler one")
         return grammar
 
-    def _compiled(self, field: str, source: str) -> Grammar:
+    def _compiled(self, field: str, source: str, fields: Mapping[int, str]) -> Grammar:
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
         if matcher.is_error():
-            raise ParameterError(f"{field}: {_reason(matcher.get_error())}")
+            message = matcher.get_error()
+            line = re.match(r"at (\d+)\(", message)
+            raise ParameterError(f"{fields.get(int(line[1]), field) if line else field}: {_reason(message)}")
         for warning in matcher.get_grammar_warnings():  # such as a keyword that would be ignored
             raise ParameterError(f"{field}: {_reason(warning)}")
         grammar = Grammar(field, matcher, self)

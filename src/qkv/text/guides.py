@@ -22,7 +22,6 @@ from qkv.text.toolchoice import ToolChoice, Tools, chosen_tools, tools_grammar
 if TYPE_CHECKING:
     from qkv.text.grammar import Follower, Grammar, GrammarVocabulary
 
-
 _GRAMMARS: dict[str, Callable[[Any], str]] = {
     "json_schema": schema_grammar,
     "regex": regex_grammar,
@@ -88,27 +87,22 @@ class Guides:
         tools: Sequence[Mapping[str, Any]] | None,
         tool_choice: str | Mapping[str, Any] | None,
     ) -> Grammar | None:
-        fields: dict[str, Callable[[Any], str]] = {
-            "json_schema": schema_grammar,
-            "regex": regex_grammar,
-            "grammar": lark_grammar,
-            "choices": choices_grammar,
-        }
-        asked = [
-            (name, build(getattr(wanted, name))) for name, build in fields.items() if getattr(wanted, name) is not None
-        ]
+        given = {name: getattr(wanted, name) for name in _GRAMMARS}
+        asked = [(name, _GRAMMARS[name](value)) for name, value in given.items() if value is not None]
         calls = chosen_tools(tools, tool_choice)
         if calls and asked:
             raise ParameterError(f"tool_choice: a call cannot be forced together with {asked[0][0]}")
-        if calls:
-            asked.append(("tools", tools_grammar(calls, self._tokenizer, once=not isinstance(tool_choice, str))))
         if len(asked) > 1:
             raise ParameterError(f"{asked[1][0]} cannot be asked for together with {asked[0][0]}")
+        fields: dict[int, str] = {}
+        if calls:
+            source, fields = tools_grammar(calls, self._tokenizer, once=not isinstance(tool_choice, str))
+            asked.append(("tools", source))
         if not asked:
             return None
         if not any(id < self._vocab_size for id in self._end_ids):
             raise ParameterError(f"{asked[0][0]}: this model has no token to end an answer with")
-        return self._known_vocabulary().prepare(*asked[0])
+        return self._known_vocabulary().prepare(*asked[0], fields)
 
     def _known_vocabulary(self) -> GrammarVocabulary:
         from qkv.text.grammar import GrammarVocabulary  # llguidance is loaded when the first grammar comes

@@ -37,10 +37,13 @@ def chosen_tools(tools: Tools | None, choice: ToolChoice) -> dict[int, Mapping[s
     return found
 
 
-def tools_grammar(functions: Mapping[int, Mapping[str, Any]], tokenizer: Tokenizer, *, once: bool) -> str:
+def tools_grammar(
+    functions: Mapping[int, Mapping[str, Any]], tokenizer: Tokenizer, *, once: bool
+) -> tuple[str, dict[int, str]]:
     """Calls of these functions as Qwen's models write them, with the arguments that their schemas allow.
 
     The keys are the functions' places in `tools`. once: one call; otherwise one or more, each on lines of its own.
+    Also the fields that the grammar's lines come from, by the lines' numbers, for messages.
     """
     opening, closing = (_marker(tokenizer, marker) for marker in (OPEN, CLOSE))
     rules = [
@@ -49,15 +52,18 @@ def tools_grammar(functions: Mapping[int, Mapping[str, Any]], tokenizer: Tokeniz
         f"LINE: {json.dumps(chr(10))}",
         f"call: {' | '.join(f'call{n}' for n in functions)}",
     ]
+    fields = {}
     for n, function in functions.items():
         name = function.get("name")
         if not isinstance(name, str) or not name:
             raise ParameterError(f"tools[{n}].function.name: must be a non-empty string")
-        schema = schema_options(_parameters(function), f"tools[{n}].function.parameters")
+        field = f"tools[{n}].function.parameters of {name[:40]!r}"
+        schema = schema_options(_parameters(function), field)
         head = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
         rules.append(f'call{n}: {json.dumps(head, ensure_ascii=False)} arguments{n} "}}"')
         rules.append(f"arguments{n}: %json {json.dumps(schema)}")
-    return grammar_source("tools", "\n".join(rules))
+        fields[len(rules)] = field
+    return grammar_source("tools", "\n".join(rules)), fields
 
 
 def _chosen_name(choice: str | Mapping[str, Any]) -> str | None:

@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.errors import ModelFileError, ParameterError
-from qkv.kernels.formats import FORMATS, MATRIX, new_arena, packed_bytes, place
-from qkv.kernels.packing import pack, pack_gguf
+from qkv.kernels.formats import MATRIX, format_name, new_arena, packed_bytes, place
+from qkv.kernels.packing import pack, pack_gguf, pack_q4_k
 from qkv.model.compiled import PackedWeights
 from qkv.model.config import ModelConfig
 from qkv.progress import Progress, silent
 from qkv.weights.mapped import let_go
 from qkv.weights.tensor import StoredTensor, decode
 
-OWN_FORMAT = {"Q4_0": "int4", "Q4_1": "int4m", "Q8_0": "int8"}
-"""GGUF types that a kernel reads as they are; everything else is converted."""
+OWN_FORMAT = {"Q4_0": "int4", "Q4_1": "int4m", "Q8_0": "int8", "Q4_K": "int4m"}
+"""GGUF types whose quants a kernel reads as they are (of Q4_K the scales are rounded); everything else is converted."""
 
 TABLE = "model.embed_tokens.weight"
 CHOICES = ("f32", "bf16", "int8", "int4")
@@ -38,37 +38,43 @@ def load_weights(
     threads: int = 1,
     progress: Progress = silent,
 ) -> PackedWeights:
-    """Pack every tensor of a model. `wanted` is a format of `FORMATS`; None keeps what a kernel can read as it is and
-    makes the rest int8. Raises ParameterError for an unknown format, ModelFileError for numbers that are not finite.
+    """Pack every tensor of a model. `wanted` is one of `CHOICES`; None keeps what a kernel can read as it is and makes
+    the rest int8. A Q4_K matrix with a scale beyond float16 becomes int8 too, and `notes` says so; that is seen in
+    packing, which then starts again. Raises ParameterError for an unknown format, ModelFileError for numbers that are
+    not finite.
     """
-    formats = formats_of(config, tensors, wanted)
+    check_format(wanted)
     names = matrix_names(config)
-    placed: dict[str, Any] = {}
-    size = 0
-    for name in dict.fromkeys(names):
-        rows, columns = tensors[name].shape
-        fmt = _format(tensors[name].dtype, wanted)
-        placed[name] = place(fmt, rows, columns, size)
-        size += packed_bytes(fmt, rows, columns)
-    arena = new_arena(size)
-    _pack_all(arena, placed, tensors, threads, progress)
+    formats = {name: _format(tensors[name].dtype, wanted) for name in names}
+    notes: tuple[str, ...] = ()
+    arena, placed = _place_all(formats, tensors)
+    if too_large := _pack_all(arena, placed, tensors, threads, progress):
+        formats |= dict.fromkeys(too_large, "int8")
+        notes = (f"Q4_K scales too large for half precision made these matrices int8: {', '.join(sorted(too_large))}",)
+        del arena  # before there is another one
+        arena, placed = _place_all(formats, tensors)
+        _pack_all(arena, placed, tensors, threads, progress)
     return PackedWeights(
         arena=arena,
         matrices=np.array([placed[name] for name in names], MATRIX),
         vectors=_vectors(config, tensors),
-        formats=formats,
-        bytes_per_token=size if config.tie_word_embeddings else size - _size(placed[TABLE]),
+        formats=frozenset(formats.values()),
+        bytes_per_token=arena.nbytes if config.tie_word_embeddings else arena.nbytes - _size(placed[TABLE]),
+        notes=notes,
     )
 
 
 def formats_of(config: ModelConfig, tensors: Mapping[str, StoredTensor], wanted: str | None) -> frozenset[str]:
-    """The formats that `load_weights` would pack the matrices in. Raises ParameterError for an unknown one."""
+    """The formats that `load_weights` would pack the matrices in, as far as their types say (see there for Q4_K).
+
+    Raises ParameterError for an unknown one.
+    """
     check_format(wanted)
     return frozenset(_format(tensors[name].dtype, wanted) for name in matrix_names(config))
 
 
 def packed_size(config: ModelConfig, tensors: Mapping[str, StoredTensor], wanted: str | None) -> int:
-    """How many bytes the arena of `load_weights` would have."""
+    """How many bytes the arena of `load_weights` would have, as far as the types of the matrices say."""
     stored = [tensors[name] for name in dict.fromkeys(matrix_names(config))]
     return sum(packed_bytes(_format(tensor.dtype, wanted), *tensor.shape) for tensor in stored)
 
@@ -89,7 +95,7 @@ def matrix_names(config: ModelConfig) -> list[str]:
 
 
 def _size(matrix: Any) -> int:
-    return packed_bytes(list(FORMATS)[int(matrix["format"])], int(matrix["rows"]), int(matrix["columns"]))
+    return packed_bytes(format_name(matrix), int(matrix["rows"]), int(matrix["columns"]))
 
 
 def _format(dtype: str, wanted: str | None) -> str:
@@ -102,29 +108,48 @@ def _format(dtype: str, wanted: str | None) -> str:
 # ------------------------------------------------------------------------------------------ matrices
 
 
+def _place_all(
+    formats: Mapping[str, str], tensors: Mapping[str, StoredTensor]
+) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+    """An arena for matrices of these formats, and each one's place in it."""
+    placed: dict[str, Any] = {}
+    size = 0
+    for name, fmt in formats.items():
+        rows, columns = tensors[name].shape
+        placed[name] = place(fmt, rows, columns, size)
+        size += packed_bytes(fmt, rows, columns)
+    return new_arena(size), placed
+
+
 def _pack_all(
     arena: NDArray[np.uint8],
     placed: Mapping[str, Any],
     tensors: Mapping[str, StoredTensor],
     threads: int,
     progress: Progress,
-) -> None:
+) -> set[str]:
+    """Returns the names of matrices with scales too large for their format."""
+    too_large = set()
     total = sum(tensors[name].data.nbytes for name in placed)
     done = 0
     progress("loading", 0, total)
     with ThreadPoolExecutor(threads, thread_name_prefix="qkv-load") as pool:
         jobs = {
-            pool.submit(_pack_slice, arena, placed[name], tensors[name], first, last): name
+            pool.submit(_pack_slice, arena, placed[name], tensors[name], first, last): (name, last - first)
             for name in placed
             for first, last in _slices(tensors[name])
         }
         try:
             for job in as_completed(jobs):
-                done += job.result()
+                name, rows = jobs[job]
+                if not job.result():
+                    too_large.add(name)
+                done += rows * tensors[name].data.shape[1]
                 progress("loading", done, total)
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+    return too_large
 
 
 def _slices(tensor: StoredTensor) -> Iterator[tuple[int, int]]:
@@ -134,10 +159,14 @@ def _slices(tensor: StoredTensor) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, rows)
 
 
-def _pack_slice(arena: NDArray[np.uint8], matrix: Any, tensor: StoredTensor, first: int, last: int) -> int:
-    """Pack rows first … last-1; returns how many bytes of the file that were."""
+def _pack_slice(arena: NDArray[np.uint8], matrix: Any, tensor: StoredTensor, first: int, last: int) -> bool:
+    """Pack rows first … last-1. False if the matrix cannot have this format, because a scale is too large for it."""
     raw = tensor.rows(first, last)
-    if OWN_FORMAT.get(tensor.dtype) == list(FORMATS)[int(matrix["format"])]:
+    fits = True
+    own = OWN_FORMAT.get(tensor.dtype) == format_name(matrix)
+    if own and tensor.dtype == "Q4_K":
+        fits = pack_q4_k(arena, matrix, first, raw, tensor.name)
+    elif own:
         pack_gguf(arena, matrix, first, raw, tensor.name)
     elif tensor.dtype == "BF16":
         pack(arena, matrix, first, raw.view("<u2"), tensor.name)
@@ -147,7 +176,7 @@ def _pack_slice(arena: NDArray[np.uint8], matrix: Any, tensor: StoredTensor, fir
         pack(arena, matrix, first, decode(tensor.dtype, raw), tensor.name)
     if tensor.row_order is None:
         let_go(tensor.data[first:last])
-    return raw.nbytes
+    return fits
 
 
 # ------------------------------------------------------------------------------------------ vectors

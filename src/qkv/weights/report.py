@@ -12,7 +12,10 @@ from qkv.weights.checkpoint import Checkpoint
 from qkv.weights.load import OWN_FORMAT, matrix_names
 from qkv.weights.tensor import StoredTensor
 
-EXACT = {("F32", "f32"), ("F16", "f32"), ("BF16", "f32"), ("BF16", "bf16"), *OWN_FORMAT.items()}
+ROUNDED = ("Q4_K", "int4m")
+"""The conversion that keeps the quants and rounds their scales."""
+
+EXACT = {("F32", "f32"), ("F16", "f32"), ("BF16", "f32"), ("BF16", "bf16"), *OWN_FORMAT.items()} - {ROUNDED}
 """Conversions that change no number."""
 
 
@@ -35,7 +38,10 @@ class LoadReport:
     packed: tuple[Amount, ...]
     """The matrices as they are in memory, most bytes first; norms and biases, float32, are not among them."""
     requantized: tuple[str, ...]
-    """Matrices whose numbers were rounded: "197 matrices from BF16 to int8". Empty if all are as in the files."""
+    """Matrices whose numbers were rounded: "197 matrices from BF16 to int8". Empty if all are as in the files.
+
+    Q4_K keeps its 4 bits: "168 matrices from Q4_K to int4m: kept at 4 bits, scales rounded to half precision".
+    """
     notes: tuple[str, ...]
     """Defaults assumed for missing keys, tensors that are not used, and what else the files had to say."""
     seconds: float
@@ -56,10 +62,16 @@ def report(checkpoint: Checkpoint, weights: PackedWeights, seconds: float) -> Lo
         path=str(checkpoint.path),
         stored=stored_amounts(checkpoint.tensors.values()),
         packed=_amounts(packed),
-        requantized=tuple(f"{count} matrices from {old} to {new}" for (old, new), count in sorted(changed.items())),
-        notes=tuple(checkpoint.notes),
+        requantized=tuple(_change(conversion, count) for conversion, count in sorted(changed.items())),
+        notes=(*checkpoint.notes, *weights.notes),
         seconds=seconds,
     )
+
+
+def _change(conversion: tuple[str, str], count: int) -> str:
+    old, new = conversion
+    how = ": kept at 4 bits, scales rounded to half precision" if conversion == ROUNDED else ""
+    return f"{count} matrices from {old} to {new}{how}"
 
 
 def stored_amounts(tensors: Iterable[StoredTensor]) -> tuple[Amount, ...]:
