@@ -39,6 +39,38 @@ def test_lines_are_turns_and_history_carries_the_thinking(
     assert {call["params"] for call in llm.calls} == {SamplingParams(seed=1)}
 
 
+def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = install(monkeypatch, ScriptedLLM([("A", "")]))
+    pipe_in(monkeypatch, b"hi\n")
+    line = (
+        "chat -q -m other --max-tokens 3 --temp 0 --top-k 5 --top-p 0.5 --min-p 0.1 --seed 2 --repetition-penalty 1.1 "
+        "--presence-penalty 1 --thinking-budget 9 --context 64 --weights int4 --cache int8 --cache-size 1GiB "
+        "--speculation --threads 1"
+    )
+    assert execute(line.split()) == 0
+    assert llm.opened == {
+        "model": "other",
+        "context": 64,
+        "weights": "int4",
+        "cache": "int8",
+        "cache_bytes": 2**30,
+        "speculation": True,
+        "threads": 1,
+        "quiet": True,
+    }
+    assert llm.calls[0]["params"] == SamplingParams(
+        max_tokens=3,
+        temperature=0,
+        top_k=5,
+        top_p=0.5,
+        min_p=0.1,
+        seed=2,
+        repetition_penalty=1.1,
+        presence_penalty=1,
+        thinking_budget=9,
+    )
+
+
 def test_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     llm = install(monkeypatch, ScriptedLLM([("A", "")]))
     lines = ["/help", "1", "/reset", "/think off", "/system Be  kind", "2", "/think", "/system", "/reset", "3"]

@@ -31,6 +31,8 @@ def test_the_answer_alone_is_on_standard_output(llm: ScriptedLLM, capsys: pytest
         "context": None,
         "weights": None,
         "cache": "f16",
+        "cache_bytes": None,
+        "speculation": False,
         "threads": None,
         "quiet": False,
     }
@@ -70,7 +72,8 @@ def test_verbose_shows_the_load_report(llm: ScriptedLLM, capsys: pytest.CaptureF
 def test_every_option_arrives(llm: ScriptedLLM, capsys: pytest.CaptureFixture[str]) -> None:
     line = (
         "run hi -m other --system Be_brief --max-tokens 3 --temp 0 --top-k 5 --top-p 0.5 --min-p 0 --seed 0 "
-        "--stop END --stop FIN --ignore-eos --no-think --context 64 --weights int4 --cache int8 --threads 1 -q"
+        "--stop END --stop FIN --ignore-eos --no-think --context 64 --weights int4 --cache int8 --threads 1 -q "
+        "--repetition-penalty 1.1 --presence-penalty -0.5 --thinking-budget 0 --cache-size 64MB --speculation"
     )
     assert execute(line.split()) == 0
     assert llm.opened == {
@@ -78,6 +81,8 @@ def test_every_option_arrives(llm: ScriptedLLM, capsys: pytest.CaptureFixture[st
         "context": 64,
         "weights": "int4",
         "cache": "int8",
+        "cache_bytes": 64_000_000,
+        "speculation": True,
         "threads": 1,
         "quiet": True,
     }
@@ -93,11 +98,50 @@ def test_every_option_arrives(llm: ScriptedLLM, capsys: pytest.CaptureFixture[st
                 seed=0,
                 stop=("END", "FIN"),
                 ignore_eos=True,
+                repetition_penalty=1.1,
+                presence_penalty=-0.5,
+                thinking_budget=0,
             ),
             "thinking": False,
         }
     ]
     assert capsys.readouterr() == ("Be\n", "")
+
+
+SCHEMA = '{"enum": ["yes", "no"]}'
+
+
+def test_a_schema_is_given_as_it_is_or_in_a_file(
+    llm: ScriptedLLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "schema.json"
+    file.write_bytes(b"\xef\xbb\xbf" + SCHEMA.encode())
+    for given in (SCHEMA, f" {SCHEMA}", str(file), "true"):
+        assert execute(["run", "-q", "hi", "--json-schema", given]) == 0
+    assert [call["params"].json_schema for call in llm.calls] == [SCHEMA, f" {SCHEMA}", SCHEMA, "true"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file or directory"),
+        (b"\xff", "not UTF-8 text (byte 1)"),
+        (b" \n", "empty, there is no text in it"),
+        (b"{", "is not valid JSON"),
+        (b"[1]", "must be a JSON object, true or false"),
+    ],
+)
+def test_a_file_that_is_no_schema_is_named_before_anything_is_loaded(
+    llm: ScriptedLLM, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, message: str
+) -> None:
+    file = tmp_path / "schema.json"
+    if content is not None:
+        file.write_bytes(content)
+    assert execute(["run", "hi", "--json-schema", str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert err.startswith(f"qkv: {file}: {message}")
+    assert llm.calls == []
 
 
 def test_the_environment_names_the_model_and_the_option_wins(
@@ -199,6 +243,16 @@ def test_a_pipe_gets_the_answer_character_for_character(
         (["run", "hi", "--stop", ""], "stop must hold non-empty strings"),
         (["run", "hi", "--raw", "--system", "x"], "--system needs the chat template"),
         (["run", "hi", "--raw", "--no-think"], "--think needs the chat template"),
+        (["run", "hi", "--repetition-penalty", "0"], "repetition_penalty must be a number"),
+        (["run", "hi", "--presence-penalty", "2.5"], "presence_penalty must be a number"),
+        (["run", "hi", "--presence-penalty", "nan"], "presence_penalty must be a number"),
+        (["run", "hi", "--thinking-budget", "-1"], "thinking_budget must be a whole number"),
+        (["run", "hi", "--json-schema", '{"a"'], "--json-schema: is not valid JSON"),
+        (["run", "hi", "--json-schema", '{"const": NaN}'], "--json-schema: is not valid JSON"),
+        (["run", "hi", "--json-schema", ""], "--json-schema is empty"),
+        (["run", "hi", "--cache-size", "0.5 buckets"], "--cache-size must be a size such as 512MB or 2GiB"),
+        (["chat", "--cache-size", "-1"], "--cache-size must be a size such as 512MB or 2GiB"),
+        (["chat", "--thinking-budget", "x"], "'--thinking-budget'"),
         (["run", "hi", "--nonsense"], "--nonsense"),
         (["run", "two", "prompts"], "prompts"),
         (["run", "\udcff"], "the prompt is not valid UTF-8 text (at character 1)"),

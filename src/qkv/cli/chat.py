@@ -35,11 +35,16 @@ def chat(
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = 0,
     seed: options.Seed = None,
     think: options.Think = None,
+    thinking_budget: options.ThinkingBudget = None,
     context: options.Context = None,
     weights: options.Weights = None,
     cache: options.Cache = "f16",
+    cache_size: options.CacheSize = None,
+    speculation: options.Speculation = False,
     threads: options.Threads = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -48,6 +53,7 @@ def chat(
     \b
     qkv chat
     qkv chat -m smollm2 --system "Answer in one sentence."
+    qkv chat --thinking-budget 256 --presence-penalty 1
     qkv chat -m smollm2 < questions.txt
 
     Each line is a message. Lines can be piped in; standard output then gets an answer for each, and the first error
@@ -58,11 +64,23 @@ def chat(
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
         seed=seed,
         max_tokens=max_tokens,
+        thinking_budget=thinking_budget,
     )
     options.check_text("the system message", system)
-    with loading.load_llm(model, context=context, weights=weights, cache=cache, threads=threads, quiet=quiet) as llm:
+    with loading.load_llm(
+        model,
+        context=context,
+        weights=weights,
+        cache=cache,
+        cache_bytes=options.byte_count("--cache-size", cache_size),
+        speculation=speculation,
+        threads=threads,
+        quiet=quiet,
+    ) as llm:
         Chat(llm, params, Conversation(system, think), quiet=quiet).loop()
 
 

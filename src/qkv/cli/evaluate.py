@@ -102,7 +102,7 @@ def read_text(file: Path) -> str:
     if "\0" in text:
         raise QkvError(f"{file}: not a text: it has null bytes")
     if not text.strip():
-        raise QkvError(f"{file}: empty, nothing to predict")
+        raise QkvError(f"{file}: empty, there is no text in it")
     return text
 
 

@@ -13,10 +13,27 @@ DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 
 
 def load_llm(
-    model: str, *, context: int | None, weights: str | None, cache: str, threads: int | None, quiet: bool
+    model: str,
+    *,
+    context: int | None,
+    weights: str | None,
+    cache: str,
+    cache_bytes: int | None,
+    speculation: bool,
+    threads: int | None,
+    quiet: bool,
 ) -> LLM:
     """Open a model, fetching it first when it is not here, with progress bars unless `quiet`."""
     from qkv.llm import LLM
 
     with Bars(quiet=quiet) as bars:
-        return LLM(model, context=context, weights=weights, cache=cache, threads=threads, progress=bars)
+        return LLM(
+            model,
+            context=context,
+            weights=weights,
+            cache=cache,
+            cache_bytes=cache_bytes,
+            speculation="prompt" if speculation else None,
+            threads=threads,
+            progress=bars,
+        )

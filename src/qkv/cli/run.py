@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from qkv.cli import loading, options, terminal
 from qkv.cli.answer import AnswerPrinter, print_speed
+from qkv.cli.evaluate import read_text
 from qkv.cli.info import report_text
 from qkv.engine.params import SamplingParams
 from qkv.errors import QkvError
@@ -28,6 +30,8 @@ def run(
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    presence_penalty: options.PresencePenalty = 0,
     seed: options.Seed = None,
     stop: Annotated[
         list[str] | None,
@@ -35,12 +39,19 @@ def run(
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end.")] = False,
     think: options.Think = None,
+    thinking_budget: options.ThinkingBudget = None,
+    json_schema: Annotated[
+        str | None,
+        typer.Option("--json-schema", metavar="<file|json>", help="Answer with JSON that this schema allows."),
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
     context: options.Context = None,
     weights: options.Weights = None,
     cache: options.Cache = "f16",
+    cache_size: options.CacheSize = None,
+    speculation: options.Speculation = False,
     threads: options.Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is complete.")] = False,
     quiet: options.Quiet = False,
@@ -54,6 +65,9 @@ def run(
     qkv run "Why is the sky blue?"
     qkv run -m smollm2 --temperature 0 "Name three colours."
     qkv run "Summarize this:" < notes.txt
+    qkv run --speculation "Correct the spelling:" < notes.txt
+    qkv run --json-schema city.json "What is the capital of France?"
+    qkv run --json-schema '{"enum": ["yes", "no"]}' "Is the sky blue?"
     qkv run --raw --max-tokens 20 "The capital of France is"
     qkv run --json "Hello" | python -m json.tool
 
@@ -66,10 +80,14 @@ def run(
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
         seed=seed,
         max_tokens=max_tokens,
         stop=stop or (),
         ignore_eos=ignore_eos,
+        thinking_budget=thinking_budget,
+        json_schema=None if json_schema is None else read_schema(json_schema),
     )
     if raw and (system is not None or think is not None):
         raise QkvError(
@@ -78,7 +96,16 @@ def run(
     for name, text in [("the system message", system), *(("--stop", text) for text in stop or ())]:
         options.check_text(name, text)
     text = read_prompt(prompt)
-    with loading.load_llm(model, context=context, weights=weights, cache=cache, threads=threads, quiet=quiet) as llm:
+    with loading.load_llm(
+        model,
+        context=context,
+        weights=weights,
+        cache=cache,
+        cache_bytes=options.byte_count("--cache-size", cache_size),
+        speculation=speculation,
+        threads=threads,
+        quiet=quiet,
+    ) as llm:
         if verbose:
             terminal.note(terminal.visible(report_text(llm.load_report)).rstrip("\n"))
         completion = _answer(_stream(llm, text, params, system=system, think=think, raw=raw), show=not as_json)
@@ -96,6 +123,21 @@ def read_prompt(argument: str | None) -> str:
     if not prompt.strip():
         raise QkvError('the prompt is empty: give it as an argument (qkv run "Why?") or pipe it in')
     return prompt
+
+
+def read_schema(given: str) -> str:
+    """A schema's JSON text: what was given, or what the file of that name holds. Raises QkvError."""
+    from qkv.text.schema import schema_grammar
+
+    options.check_text("--json-schema", given)
+    if not given.strip():
+        raise QkvError("--json-schema is empty: give it a file or JSON")
+    if given.lstrip().startswith("{") or given.strip() in ("true", "false"):
+        text, source = given, "--json-schema"
+    else:
+        text, source = read_text(Path(given)), given
+    schema_grammar(text, source)
+    return text
 
 
 def _piped() -> str:
