@@ -110,7 +110,7 @@ def test_every_tile_multiplies_bytes(loops):
 
 
 def test_the_sums_stay_in_registers(loops):
-    """A tile of 4 tokens has 8 sums (AVX2) or 16; without the pins in `tiles`, LLVM spills dozens of vectors."""
+    """A tile of 4 tokens has 8 sums (AVX2) or 16; without the pins in `tiles`, LLVM spills about twice as many."""
     target, found = loops
     for fmt, sizes in found.items():
         assert max(spills for count, spills in sizes.items() if count <= 16) == 0, (fmt, sizes)

@@ -42,7 +42,6 @@ FEW_TOKENS = 2 * TOKENS
 MANY_TOKENS = 16 if BLOCKS == 2 else 0
 """For up to so many, a group is unpacked when it is needed, twice as many tokens at a time: a whole panel of 32 rows
 would not stay in the nearest cache, and what 16 tokens do with it is too little to pay for the way."""
-AHEAD_BYTES = 8192  # how far ahead weights are asked for
 
 LANES = ROWS * BLOCKS
 _SUMS = f32x16 if BLOCKS == 2 else f32x8
@@ -86,7 +85,7 @@ def unpack_group(
 
 
 def _emit_unpack(e: Emitter, kind: int) -> None:
-    builder, quant_bytes = e.builder, QUANT_BYTES[kind]
+    builder, quant_bytes = e.builder, QUANT_BYTES[kind]  # no asking ahead: it was measured to cost more than it brings
 
     def side_by_side(vector: Any, base: Any, offset: int, step: int) -> Any:
         first = e.offset(base, (_i64(1), offset))
@@ -96,10 +95,6 @@ def _emit_unpack(e: Emitter, kind: int) -> None:
     def put(value: Any, place: int) -> None:
         simd.emit_store(e.context, builder, e.scratch_type, e.scratch, e.offset(e.at, (_i64(1), place)), value)
 
-    for b in range(BLOCKS):
-        for line in range(0, quant_bytes, 64):
-            ahead = e.offset(e.quants, (e.apart, quant_bytes * b), (_i64(1), AHEAD_BYTES + line))
-            simd.emit_prefetch(e.context, builder, e.arena_type, e.arena, ahead)
     for j in range(quant_bytes // 32):
         q = side_by_side(u8x32, e.quants, 32 * j, quant_bytes)
         if kind == INT8:  # VNNI's products want q + 128
