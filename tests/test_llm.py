@@ -246,6 +246,50 @@ def test_without_a_seed_answers_differ_and_say_their_seed(llm):
     assert llm.generate("Hello", replace(RANDOM, seed=one.seed)).text == one.text
 
 
+def test_rows_of_every_kind_share_a_step(llm):
+    """Greedy ones, ones with few candidates, ones whose top_k is beyond the vocabulary: each as it is alone."""
+    fields = [{"temperature": 0}, {"top_k": 5}, {"top_k": 9_999_999}, {"top_k": 0}, {"top_k": -1}, {"top_p": 0}]
+    fields += [{"min_p": 0.5}, {"temperature": -0.0}, {"temperature": 1e-30}, {"repetition_penalty": 1.5, "top_k": 3}]
+    params = [replace(RANDOM, seed=4, **one) for one in fields]
+    alone = [llm.generate("Hello", one).token_ids for one in params]
+    assert [answer.token_ids for answer in llm.generate(["Hello"] * len(params), params)] == alone
+    streams = [llm.stream("Hello", one) for one in params]
+    for stream in streams:
+        list(stream)
+    assert [stream.completion.token_ids for stream in streams] == alone
+    assert alone[0] == alone[5] == alone[7] == alone[8]
+    assert alone[2] == alone[3] == alone[4]
+
+
+def test_the_first_token_is_drawn_too(llm):
+    params = [SamplingParams(temperature=2, seed=seed, max_tokens=1) for seed in range(50)]
+    assert len({answer.token_ids[0] for answer in llm.generate(["Hello"] * 50, params)}) > 10
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"repetition_penalty": 2.0},
+        {"presence_penalty": 2},
+        {"frequency_penalty": 2},
+        {"logit_bias": {PRINTABLE[7]: 30}},
+        {"top_k": 1},
+        {"top_p": 0.01},
+        {"min_p": 0.99},
+        {"temperature": 0.01},
+        {"seed": 8},
+        {"min_tokens": 24, "stop_token_ids": PRINTABLE[::2]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_no_field_is_accepted_and_ignored(llm, fields):
+    params = replace(RANDOM, **{"seed": 7, **fields})
+    answer, stream = llm.generate("Hello", params), llm.stream("Hello", params)
+    assert "".join(chunk.text for chunk in stream) == answer.text
+    assert stream.completion.token_ids == answer.token_ids
+    assert answer.token_ids != llm.generate("Hello", replace(RANDOM, seed=7)).token_ids
+
+
 def test_defaults_come_from_generation_config(tmp_path, llm):
     """Without the file a Qwen3 samples; with `do_sample` false it is greedy."""
     greedy = llm.generate("Hello", GREEDY).text
