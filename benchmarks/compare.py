@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import extras, machine, models, plot, readme, report
+from benchmarks import extras, machine, models, plot, points, readme, report
 from benchmarks.measure import Memory, Rounds, opened
 from benchmarks.peers import KINDS, Peer, find_peers
 from benchmarks.workers import Launch, Worker, WorkerError
@@ -79,6 +79,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--models", nargs="+", default=keys, metavar="M", help=f"{', '.join(keys)}; KEY=FILE.gguf; or a file")
     add("--points", nargs="+", type=_point, metavar="P", help="decode:DEPTH, prefill:TOKENS, batch:SEQUENCES")
+    add("--bars", action="store_true", help="the points that have a bar, and no others")
     add("--quick", action="store_true", help="four points to a depth of 512, three rounds, nothing but speed")
     add("--rounds", type=_count, metavar="N", help="turns of every engine at every point (default 5)")
     add("--threads", type=_count, default=available_cores(), metavar="N", help="default: %(default)s, the cores here")
@@ -122,8 +123,9 @@ def compare(chosen: argparse.Namespace, found: Report, bars: Bars) -> None:
         path = (file or models.file_of(model, bars)).resolve()
         say(f"\n{model.title} ({path.name}, {path.stat().st_size / 1e6:,.0f} MB)")
         if "speed" in chosen.only:
-            points = chosen.points or models.default_points(model, chosen.quick)
-            speed(model, path, points, launches, chosen, found, bars)
+            barred = [point for point in models.default_points(model, False) if points.has_bar(model.key, point)]
+            wanted = chosen.points or (barred if chosen.bars else models.default_points(model, chosen.quick))
+            speed(model, path, wanted, launches, chosen, found, bars)
         if "start" in chosen.only:
             bars(f"{model.key}: starting", 0, None, "starts")
             rows, failures = extras.starting(launches, path, chosen.threads, START_ROUNDS)

@@ -48,3 +48,8 @@ def bar_for(model: str, point: Point, cache: str, peer: str) -> float | None:
         if (bar.model, bar.point, bar.cache, bar.peer) == (model, point, cache, peer):
             return bar.least
     return None
+
+
+def has_bar(model: str, point: Point) -> bool:
+    """Whether anything is asked of a model at a point."""
+    return any((bar.model, bar.point) == (model, point) for bar in BARS)
