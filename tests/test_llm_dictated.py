@@ -230,16 +230,21 @@ def test_calls_are_taken_out_of_the_answer(llms, said, text, calls, tool_markers
 
 @EVERY_WAY
 def test_finish_reason_says_what_came(llms, tool_markers, speculation):
+    """Also of an answer that is cut off in a call, and of one cut off after it."""
     llm = llms(tool_markers=tool_markers, speculation=speculation)
+    tail = f"{CALL}\nand so on"
+    cut = len(ids_of(llm, tail)) - 3
     for said, most, reason in [
         ("no call", 99, "stop"),
         (CALL, 400, "tool_calls"),
         (CALL, 30, "length"),
         (CALL, 3, "length"),
+        (tail, cut, "length"),
     ]:
         with dictated(llm, ids_of(llm, said)):
             whole, _ = both_ways(llm, replace(SAID, max_tokens=most), tools=[TOOL])
         assert whole.finish_reason == reason
+    assert (len(whole.tool_calls), whole.text) == (1, "\nand so")
 
 
 @EVERY_WAY

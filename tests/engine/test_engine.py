@@ -151,7 +151,7 @@ def test_a_small_cache_is_a_small_context():
         engine_of(ScriptedModel(blocks=2)).submit([1] * 64, GREEDY)
 
 
-@pytest.mark.parametrize("prompt", [[], [VOCAB], [-1], [1.5], ["a"], [True], [10**12]])
+@pytest.mark.parametrize("prompt", [[], [VOCAB], [-1], [1.5], ["a"], [True], [10**12], [10**5000]])
 def test_bad_prompts_are_named(engine, prompt):
     with pytest.raises(ParameterError, match="prompt"):
         engine.submit(prompt, GREEDY)

@@ -94,6 +94,29 @@ def test_bad_values_name_their_field(field, value):
     assert "\n" not in str(error.value)
 
 
+class Shy:
+    def __repr__(self):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("value", [10**5000, "x" * 10**6, [[1] * 10**5] * 3, Shy()], ids=["int", "str", "list", "shy"])
+@pytest.mark.parametrize("field", [field.name for field in fields(SamplingParams)])
+def test_messages_are_short_whatever_the_value(field, value):
+    if (field, type(value)) in [("stop", str), ("json_schema", str), ("regex", str), ("grammar", str)]:
+        return  # these are looked at when the request is made
+    with pytest.raises(ParameterError, match=rf"^{field}") as error:
+        SamplingParams(**{field: value})
+    assert len(str(error.value)) < 250
+
+
+def test_a_token_id_of_any_size_can_be_shown():
+    for field in ("stop_token_ids", "logit_bias"):
+        with pytest.raises(ParameterError, match=rf"^{field}: "):
+            SamplingParams(**{field: {10**5000: 1} if field == "logit_bias" else [10**5000]}).check_for(100)
+    with pytest.raises(ParameterError, match=r"^logit_bias of token "):
+        SamplingParams(logit_bias={10**5000: 101})
+
+
 def test_zero_is_a_value():
     defaults = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1, seed=9)
     params = SamplingParams(temperature=0, top_p=0, top_k=0, min_p=0, seed=0).with_defaults(defaults)

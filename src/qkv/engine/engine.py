@@ -26,7 +26,7 @@ from qkv.engine.guide import Guide, Sink
 from qkv.engine.logprobs import token_logprobs
 from qkv.engine.lookup import Lookup
 from qkv.engine.mailbox import Mailbox
-from qkv.engine.params import MAX_SEED, SamplingParams
+from qkv.engine.params import MAX_SEED, SamplingParams, shown
 from qkv.engine.prefix import CacheStats
 from qkv.engine.request import FinishReason, Generation, Handle
 from qkv.engine.sampling import Sampler
@@ -105,7 +105,9 @@ class Engine:
             raise ParameterError("prompt is empty: there is nothing to continue; give at least one token")
         for token in prompt_ids:
             if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or not 0 <= token < self.vocab_size:
-                raise ParameterError(f"prompt: {token!r} is not a token id; ids go from 0 to {self.vocab_size - 1}")
+                raise ParameterError(
+                    f"prompt: {shown(token)} is not a token id; ids go from 0 to {self.vocab_size - 1}"
+                )
         if len(prompt_ids) >= self.context:
             raise ContextLengthError(
                 f"prompt has {len(prompt_ids)} tokens and the context holds {self.context}: "

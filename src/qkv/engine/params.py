@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import reprlib
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
@@ -84,7 +86,7 @@ class SamplingParams:
             _check_whole(name, getattr(self, name), low, high)
         for name in ("ignore_eos", "logprobs", "prompt_logprobs"):
             if not isinstance(getattr(self, name), bool):
-                raise ParameterError(f"{name} must be true or false, got {getattr(self, name)!r}")
+                raise ParameterError(f"{name} must be true or false, got {shown(getattr(self, name))}")
         if self.top_logprobs and not self.logprobs:
             raise ParameterError(f"top_logprobs is {self.top_logprobs}, which needs logprobs to be true")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -108,7 +110,7 @@ class SamplingParams:
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
             for token in ids:
                 if not 0 <= token < vocab_size:
-                    raise ParameterError(f"{name}: {token} is not a token id; ids go from 0 to {vocab_size - 1}")
+                    raise ParameterError(f"{name}: {shown(token)} is not a token id; ids go from 0 to {vocab_size - 1}")
 
     def ending_ids(self, end_ids: Iterable[int]) -> frozenset[int]:
         """The tokens that end this request's answers, of a model with these end tokens."""
@@ -142,47 +144,49 @@ def _check_number(name: str, value: Any, low: float, high: float) -> None:
         isinstance(value, bool)
         or not isinstance(value, (int, float))
         or not (low <= value <= high)
-        or value == math.inf
+        or value > sys.float_info.max
     ):
         upper = "" if high == math.inf else f" and at most {high:g}"
-        raise ParameterError(f"{name} must be a number of at least {low:g}{upper}, got {value!r}")
+        raise ParameterError(f"{name} must be a number of at least {low:g}{upper}, got {shown(value)}")
 
 
 def _check_whole(name: str, value: Any, low: int, high: int) -> None:
     if value is None and name in _NONE_IS_DEFAULT:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ParameterError(f"{name} must be a whole number of at least {low} and at most {high}, got {value!r}")
+        raise ParameterError(f"{name} must be a whole number of at least {low} and at most {high}, got {shown(value)}")
 
 
 def _checked_stops(stop: Any) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, Sequence) or len(stops) > MAX_STOPS:
-        raise ParameterError(f"stop must be a string or a list of at most {MAX_STOPS} strings, got {stop!r}")
+        raise ParameterError(f"stop must be a string or a list of at most {MAX_STOPS} strings, got {shown(stop)}")
     if not all(isinstance(one, str) and one for one in stops):
-        raise ParameterError(f"stop must hold non-empty strings, got {stop!r}")
+        raise ParameterError(f"stop must hold non-empty strings, got {shown(stop)}")
     return tuple(stops)
 
 
 def _checked_ids(ids: Any) -> tuple[int, ...]:
     if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Collection):
-        raise ParameterError(f"stop_token_ids must be a list of token ids, got {ids!r}")
+        raise ParameterError(f"stop_token_ids must be a list of token ids, got {shown(ids)}")
     return tuple(dict.fromkeys(_checked_id("stop_token_ids", token) for token in ids))
 
 
 def _checked_bias(bias: Any) -> dict[int, float]:
     if not isinstance(bias, Mapping):
-        raise ParameterError(f"logit_bias must map token ids to numbers, got {bias!r}")
+        raise ParameterError(f"logit_bias must map token ids to numbers, got {shown(bias)}")
     for token, value in bias.items():
         _checked_id("logit_bias", token)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:
-            raise ParameterError(f"logit_bias of token {token} must be a number from -100 to 100, got {value!r}")
+            raise ParameterError(
+                f"logit_bias of token {shown(token)} must be a number from -100 to 100, got {shown(value)}"
+            )
     return {int(token): float(value) for token, value in bias.items()}
 
 
 def _checked_id(name: str, token: Any) -> int:
     if isinstance(token, bool) or not isinstance(token, Integral) or token < 0:
-        raise ParameterError(f"{name}: {token!r} is not a token id")
+        raise ParameterError(f"{name}: {shown(token)} is not a token id")
     return int(token)
 
 
@@ -192,14 +196,24 @@ def _check_structure(params: SamplingParams) -> None:
     if len(asked) > 1:
         raise ParameterError(f"{asked[1]} cannot be asked for together with {asked[0]}")
     if not isinstance(params.json_schema, (Mapping, bool, str, type(None))):
-        raise ParameterError(f"json_schema must be an object, a truth value or JSON text, got {params.json_schema!r}")
+        raise ParameterError(
+            f"json_schema must be an object, a truth value or JSON text, got {shown(params.json_schema)}"
+        )
     for name in ("regex", "grammar"):
         value = getattr(params, name)
         if value is not None and not (isinstance(value, str) and value):
-            raise ParameterError(f"{name} must be a non-empty string, got {value!r}")
+            raise ParameterError(f"{name} must be a non-empty string, got {shown(value)}")
     if params.choices is None:
         return
     if isinstance(params.choices, str) or not isinstance(params.choices, Sequence) or not params.choices:
-        raise ParameterError(f"choices must be a list of at least one string, got {params.choices!r}")
+        raise ParameterError(f"choices must be a list of at least one string, got {shown(params.choices)}")
     if not all(isinstance(choice, str) and choice for choice in params.choices):
-        raise ParameterError(f"choices must hold non-empty strings, got {params.choices!r}")
+        raise ParameterError(f"choices must hold non-empty strings, got {shown(params.choices)}")
+
+
+def shown(value: object) -> str:
+    """A value for a message: short, whatever it is."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # a number with more digits than Python spells, or an object that cannot show itself
+        return f"a {type(value).__name__}"
