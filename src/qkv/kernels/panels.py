@@ -2,8 +2,8 @@
 """Products of quantized weights and many tokens: a few rows are unpacked once, and then meet all tokens.
 
 A *panel* is a block of 8 rows as bytes: no nibbles, no float16. Where registers are 512 bits wide it is four blocks,
-two side by side in each of two vectors. It lies in the thread's scratch memory, small enough for the near caches, and tiles
-of 4 tokens run over it. The sums are those of `matmul`, in the same order: a token's numbers have the same bits.
+two side by side in each of two vectors. It lies in the thread's scratch memory, small enough for the near caches, and
+tiles of 4 tokens run over it. The sums are those of `matmul`, in the same order: a token's numbers have the same bits.
 
     for each group of 32 columns:  8 words: byte 4·l + t of word j is row l's column 4j + t
                                    the scales of the rows, and their minimums, as float32
