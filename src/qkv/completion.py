@@ -77,7 +77,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished answer."""
+    """A finished answer; with n > 1 the first one, and `choices` has all."""
 
     text: str
     thinking: str

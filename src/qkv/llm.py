@@ -21,7 +21,7 @@ from qkv.engine.engine import MAX_QUEUE, Engine
 from qkv.engine.params import SamplingParams
 from qkv.engine.prefix import CacheStats
 from qkv.engine.scoring import Score, score
-from qkv.errors import ModelFileError, ParameterError
+from qkv.errors import ModelFileError, ParameterError, QkvError
 from qkv.kernels.cores import available_cores
 from qkv.kernels.kvcache import KINDS
 from qkv.kernels.team import MAX_THREADS
@@ -195,8 +195,11 @@ class LLM:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Like `generate` for one prompt, piece by piece: `for chunk in stream`, or `async for` in a coroutine.
 
-        A bad request raises here, before the first piece. The work starts at once.
+        A bad request raises here, before the first piece. The work starts at once. Log-probabilities are in
+        `completion`, when the stream has ended.
         """
+        if not _is_one(prompt):
+            raise ParameterError("prompt: a stream is of one prompt; generate() takes a list of them")
         return Stream(Answering(self._prompt_job(prompt, params)))
 
     def stream_chat(
@@ -224,10 +227,13 @@ class LLM:
         """How likely the model finds a text or a list of token ids: each token's log-probability, and the perplexity.
 
         A text longer than `window` tokens (None: as many as the context holds, but one) is scored in windows that
-        begin `stride` tokens apart (None: half a window); each token is scored once, in the first that has it.
+        begin `stride` tokens apart (None: half a window); each token is scored once, in the first that has it. The
+        first token has no log-probability (None): nothing comes before it.
         """
         if not isinstance(text, Sequence):
             raise ParameterError(f"text must be a text or a list of token ids, not {type(text).__name__}")
+        if not _is_one(text):
+            raise ParameterError("text: one text or one list of token ids at a time, not a list of texts")
         ids = self.tokenizer.prompt(text) if isinstance(text, str) else list(text)
         return score(self._engine, ids, window=window, stride=stride, progress=progress)
 
@@ -239,7 +245,15 @@ class LLM:
         each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
         if len(each) != len(prompts):
             raise ParameterError(f"params has {len(each)} entries for {len(prompts)} prompts; give as many, or one")
-        return [self._prompt_job(*pair) for pair in zip(prompts, each, strict=True)]
+        return [self._numbered_job(i, *pair) for i, pair in enumerate(zip(prompts, each, strict=True))]
+
+    def _numbered_job(self, number: int, prompt: Prompt, params: SamplingParams | None) -> Job:
+        """One of several: an error says which."""
+        try:
+            return self._prompt_job(prompt, params)
+        except QkvError as error:
+            error.args = (f"prompts[{number}]: {error}",)
+            raise
 
     def _prompt_job(self, prompt: Prompt, params: SamplingParams | None) -> Job:
         if not isinstance(prompt, Sequence):
