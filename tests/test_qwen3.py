@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from qkv import LLM, SamplingParams
+from qkv.engine.sampling import Choice, Sampler
 from qkv.errors import ModelNotFoundError
 from qkv.model.config import PRESETS
 from qkv.weights.names import resolve
@@ -70,16 +71,16 @@ def test_a_chat_has_the_prompt_of_the_template(llm, tokenizer_folder, thinking):
 
 
 def test_thinking_is_split_from_the_answer(llm, monkeypatch):
-    """The engine is made to say what Qwen3 says: thoughts, the closing marker, and the answer."""
+    """The sampler is made to say what Qwen3 says: thoughts, the closing marker, and the answer."""
     ids = llm.tokenizer.encode("<think>\nHm, Italy.\n</think>\n\nRome, 🇮🇹!", markers=True)
 
-    def say(request):
-        request.finish_reason = "stop"
-        for token in ids:
-            request.token_ids.append(token)
-            yield token
+    said: dict[Sampler, int] = {}
 
-    monkeypatch.setattr(llm._engine, "generate", say)
+    def say(sampler, logits, **options):
+        said[sampler] = said.get(sampler, 0) + 1
+        return Choice([*ids, 151645][said[sampler] - 1])
+
+    monkeypatch.setattr(Sampler, "choose", say)
     answer = llm.chat(MESSAGES, thinking=True)
     assert (answer.thinking, answer.text) == ("Hm, Italy.", "Rome, 🇮🇹!")
     chunks = list(llm.stream_chat(MESSAGES, thinking=True))
