@@ -12,9 +12,10 @@ import argparse
 import json
 import time
 
-from qkv.inspect import attention_cost, attention_timing
-from qkv.kernels.cores import available_cores
+from qkv.explain import attention_cost
+from qkv.measure import attention_timing
 from qkv.model.config import PRESETS
+from qkv.runtime.cores import available_cores
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.bandwidth [--threads 1 2] [--megabytes 512] [--runs 5]
 
-The measurement itself is `qkv.inspect.bandwidth`, which `qkv bench` and `qkv cost` use too. Prints a table for each
+The measurement itself is `qkv.measure.bandwidth`, which `qkv bench` and `qkv cost` use too. Prints a table for each
 number of threads and one JSON line.
 """
 
@@ -14,10 +14,10 @@ from statistics import median
 from typing import Any
 
 from qkv.cli.bars import Bars
-from qkv.inspect.bandwidth import AHEAD, PIECES, STREAMS, Reader, Way
-from qkv.inspect.plain import table
-from qkv.kernels.cores import available_cores
-from qkv.kernels.team import MAX_THREADS
+from qkv.explain.charts import table
+from qkv.measure.bandwidth import AHEAD, PIECES, STREAMS, Reader, Way
+from qkv.runtime.cores import available_cores
+from qkv.runtime.team import MAX_THREADS
 
 
 def measure(threads: int, size: int, runs: int, bars: Bars) -> dict[str, Any]:

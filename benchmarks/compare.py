@@ -21,9 +21,9 @@ from benchmarks.peers import KINDS, Peer, find_peers
 from benchmarks.workers import Launch, Worker, WorkerError
 from qkv.cli.bars import Bars
 from qkv.errors import ParameterError, QkvError
-from qkv.inspect.speed import Point, need_of_bytes
-from qkv.kernels.cores import available_cores
-from qkv.kernels.team import MAX_THREADS
+from qkv.measure.speed import Point, need_of_bytes
+from qkv.runtime.cores import available_cores
+from qkv.runtime.team import MAX_THREADS
 from qkv.weights.checkpoint import open_checkpoint
 
 SECTIONS = ("speed", "start", "overhead", "portable")

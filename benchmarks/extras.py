@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.measure import Rounds, best, opened
 from benchmarks.workers import Launch, Worker, WorkerError
-from qkv.inspect.speed import Point
+from qkv.measure.speed import Point
 
 HOME = Launch("qkv", sys.executable, "benchmarks.worker_qkv")
 PORTABLE = Launch("qkv, portable", sys.executable, "benchmarks.worker_qkv", {"QKV_SIMD": "portable"})

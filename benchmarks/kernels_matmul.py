@@ -17,11 +17,11 @@ from collections.abc import Callable
 import numpy as np
 
 from qkv.kernels import formats, packing, simd
-from qkv.kernels.jit import kernel
 from qkv.kernels.matmul import Inputs, Outputs, matmul_for, quantize_groups
 from qkv.kernels.panels import panel_size
 from qkv.kernels.simd import i32x8, load
 from qkv.kernels.tiles import INFO
+from qkv.runtime.jit import kernel
 
 # rows, columns, tokens: what it shows. Starting threads takes longer than the first case, so one thread does that.
 FROM_CACHE = "one token, cache, 1 thread"

@@ -15,10 +15,10 @@ import time
 
 import numpy as np
 
-from qkv.kernels.cores import available_cores
-from qkv.kernels.jit import kernel
-from qkv.kernels.spmd import barrier, claim
-from qkv.kernels.team import Program, team
+from qkv.runtime.cores import available_cores
+from qkv.runtime.jit import kernel
+from qkv.runtime.spmd import barrier, claim
+from qkv.runtime.team import Program, team
 
 
 @kernel

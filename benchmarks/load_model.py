@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from qkv.kernels.cores import available_cores
+from qkv.runtime.cores import available_cores
 
 MB = 1e6
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import qkv
-from qkv.kernels.cores import available_cores
+from qkv.runtime.cores import available_cores
 
 
 def machine() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from benchmarks.workers import WorkerError
-from qkv.inspect.speed import KINDS, Point, in_order
+from qkv.measure.speed import KINDS, Point, in_order
 from qkv.progress import Progress, silent
 
 SETTLE_SECONDS = 0.06

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qkv.errors import QkvError
-from qkv.inspect.speed import Point
+from qkv.measure.speed import Point
 from qkv.progress import Progress
 from qkv.weights.names import resolve
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.inspect.speed import Point
+from qkv.measure.speed import Point
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.extras import Starting
 from benchmarks.measure import STRANGERS, Result, best
 from benchmarks.points import FRACTION_BARS, bar_for
-from qkv.inspect.plain import table
-from qkv.inspect.speed import Need, Point
+from qkv.explain.charts import table
+from qkv.measure.speed import Need, Point
 
 HOME = "qkv"
 CACHES = ("f16", "int8")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.tokens.tokenizer import Tokenizer
 from qkv.weights.checkpoint import open_checkpoint
 from qkv.weights.names import resolve
 

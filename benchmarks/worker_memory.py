@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.worker import serve
-from qkv.inspect.bandwidth import Reader
+from qkv.measure.bandwidth import Reader
 
 READS = 6
 """How often a burst reads the memory."""

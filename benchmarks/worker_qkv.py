@@ -14,9 +14,9 @@ import qkv
 from benchmarks.worker import serve
 from qkv.engine.engine import Engine
 from qkv.engine.params import SamplingParams
-from qkv.inspect.speed import BATCH_DEPTH, Bursts, Point
 from qkv.kernels import simd
 from qkv.kernels.formats import format_name, packed_bytes
+from qkv.measure.speed import BATCH_DEPTH, Bursts, Point
 from qkv.model.compiled import CompiledDecoder, compile_kernels
 from qkv.weights.checkpoint import open_checkpoint
 from qkv.weights.load import formats_of, load_weights

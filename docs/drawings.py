@@ -15,7 +15,7 @@ from qkv.model.config import PRESETS, ModelConfig
 from qkv.model.cost import cache_bytes_per_position
 from qkv.model.reference import Decoder
 from qkv.model.rope import Rope, rotate
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.tokens.tokenizer import Tokenizer
 from qkv.weights.checkpoint import open_checkpoint
 from qkv.weights.names import resolve
 

@@ -179,7 +179,7 @@ def test_the_table_of_models(smollm2):
 
 
 def test_what_chapter_1_says_about_qwen3(shared):
-    from qkv.text.tokenizer import Tokenizer
+    from qkv.text.tokens.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_file(shared / "data/qwen3-tokenizer/tokenizer.json")
     assert len(tokenizer.encode("注意力")) == 1
@@ -267,7 +267,7 @@ def _attend(q: NDArray[Any], k: NDArray[Any], allowed: NDArray[Any]) -> NDArray[
 @pytest.fixture(scope="session")
 def look(kept):
     """The independent computation of a text, once per text."""
-    from qkv.text.tokenizer import Tokenizer
+    from qkv.text.tokens.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_gguf(kept.tokenizer, "smollm2")
     seen: dict[str, Independent] = {}

@@ -14,18 +14,18 @@ SOURCE = Path(qkv.__file__).parent
 # What each room may import, beside itself and the leaves that everyone may (errors, progress, settings).
 LEAVES = {"errors", "progress", "settings"}
 MAY_IMPORT = {
-    "kernels": set(),
-    "model": {"kernels"},
-    "weights": {"model", "kernels"},
+    "runtime": set(),
+    "kernels": {"runtime"},
+    "model": {"kernels", "runtime"},
+    "weights": {"model", "kernels", "runtime"},
     "engine": {"model", "kernels"},
-    "text": {"model", "kernels"},
-    "inspect": {"model", "kernels"},
+    "text": set(),
+    "explain": {"measure", "model"},
+    "measure": {"model", "kernels", "runtime"},
     "completion": {"engine", "text"},
     "batch": {"completion", "engine"},
-    "llm": {"batch", "completion", "inspect", "engine", "text", "weights", "model", "kernels"},
-    "cli": {"llm", "inspect", "engine", "text", "weights", "model", "kernels"},
-    "server": {"llm", "inspect", "engine", "text", "weights", "model", "kernels"},
-    "cluster": {"llm", "inspect", "engine", "text", "weights", "model", "kernels"},
+    "llm": {"batch", "completion", "engine", "text", "weights", "model", "kernels", "runtime"},
+    "cli": {"llm", "explain", "measure", "engine", "text", "weights", "model", "kernels", "runtime"},
     "__main__": {"cli"},
     # The package's own face: names for type checkers and lazily loaded ones.
     "__init__": {"llm", "engine"},

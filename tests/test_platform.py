@@ -39,7 +39,7 @@ take_away(signal, "SIGPIPE", "SIGKILL", "SIGHUP", "SIGALRM", "pthread_sigmask", 
 
 USE = """
 import fault_samples as samples
-from qkv.kernels.cores import available_cores
+from qkv.runtime.cores import available_cores
 import qkv.llm, qkv.cli.main
 assert available_cores() >= 1
 one, three = samples.deep(threads=1), samples.deep(threads=3)

@@ -18,7 +18,7 @@ from decoders import compiled, logits_of
 from qkv import LLM, SamplingParams
 from qkv.model.compiled import CompiledDecoder
 from qkv.model.reference import Decoder
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.tokens.tokenizer import Tokenizer
 from qkv.weights.checkpoint import Checkpoint, open_checkpoint
 from qkv.weights.load import load_weights
 

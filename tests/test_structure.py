@@ -78,4 +78,4 @@ def test_compiled_phases_stand_in_the_step_in_this_order():
 def test_lines_are_numbered_and_every_room_is_passed():
     numbers = [int(n) for n in re.findall(r"^(\d+)\. `", PAGE.read_text(encoding="utf-8"), re.MULTILINE)]
     assert numbers == list(range(1, len(numbers) + 1))
-    assert {name.split(".")[1] for name in NAMES} >= {"llm", "text", "engine", "model", "kernels", "completion"}
+    assert {name.split(".")[1] for name in NAMES} >= {"llm", "text", "engine", "model", "runtime", "completion"}

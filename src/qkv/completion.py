@@ -18,8 +18,8 @@ from qkv.engine.params import SamplingParams
 from qkv.engine.request import Generation, Handle
 from qkv.engine.sampling import Choice
 from qkv.errors import QkvError
-from qkv.text.output import Delta, OutputPipeline
-from qkv.text.tools import ToolCall, ToolCallDelta, collect
+from qkv.text.answer.output import Delta, OutputPipeline
+from qkv.text.answer.tools import ToolCall, ToolCallDelta, collect
 
 
 @dataclass(frozen=True)

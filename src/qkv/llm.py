@@ -1,6 +1,6 @@
 """The front door: a model by name, and text in, text out.
 
-Text becomes ids (`qkv.text`), ids become more ids (`qkv.engine`), ids become text again (`qkv.text.output`).
+Text becomes ids (`qkv.text`), ids become more ids (`qkv.engine`), ids become text again (`qkv.text.answer.output`).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from qkv.engine.params import SamplingParams
 from qkv.engine.prefix import CacheStats
 from qkv.engine.scoring import Score, score
 from qkv.errors import ModelFileError, ParameterError, QkvError
-from qkv.kernels.cores import available_cores
 from qkv.kernels.kvcache import KINDS
-from qkv.kernels.team import MAX_THREADS
 from qkv.model.compiled import CompiledDecoder, block_bytes, compile_kernels, pool_blocks
 from qkv.model.config import ModelConfig
 from qkv.model.cost import decode_bytes
 from qkv.progress import Progress, silent
-from qkv.text.guides import Guides
-from qkv.text.output import OutputPipeline
-from qkv.text.template import ChatTemplate, encode_chat
-from qkv.text.thinking import ThinkingSplit
-from qkv.text.tokenizer import Tokenizer
-from qkv.text.toolchoice import ToolChoice, Tools, may_call
+from qkv.runtime.cores import available_cores
+from qkv.runtime.team import MAX_THREADS
+from qkv.text.answer.output import OutputPipeline
+from qkv.text.answer.thinking import ThinkingSplit
+from qkv.text.constrain.guides import Guides
+from qkv.text.constrain.toolchoice import ToolChoice, Tools, may_call
+from qkv.text.prompt.template import ChatTemplate, encode_chat
+from qkv.text.tokens.tokenizer import Tokenizer
 from qkv.weights.checkpoint import Checkpoint, open_checkpoint
 from qkv.weights.load import formats_of, load_weights
 from qkv.weights.names import resolve

@@ -13,7 +13,7 @@ from benchmarks.peers import Peer
 from benchmarks.points import BARS, bar_for
 from benchmarks.workers import Launch
 from qkv.errors import QkvError
-from qkv.inspect.speed import Need, Point
+from qkv.measure.speed import Need, Point
 
 NEEDS = {"f16": Need(400e6, 2e9), "int8": Need(300e6, 2e9)}
 ABOUT = {"processor": "A processor", "date": "2030-01-02", "qkv": "1.2.3"}

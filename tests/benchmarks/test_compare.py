@@ -12,7 +12,7 @@ from benchmarks import compare, models, peers
 from benchmarks.peers import KINDS, Peer, find_peers
 from benchmarks.workers import Launch, WorkerError
 from qkv.errors import QkvError
-from qkv.inspect.speed import Point
+from qkv.measure.speed import Point
 from tiny import random_tensors, tiny_config
 from tinyfiles import write_gguf
 

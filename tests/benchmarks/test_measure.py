@@ -9,7 +9,7 @@ from scripted_workers import Order, Scripted
 
 from benchmarks.measure import Memory, Result, Rounds, best, opened
 from benchmarks.workers import WorkerError
-from qkv.inspect.speed import Point
+from qkv.measure.speed import Point
 
 DECODE = Point("decode", 128)
 

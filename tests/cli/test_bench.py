@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from qkv.cli.main import execute
-from qkv.inspect import bandwidth
-from qkv.inspect.bandwidth import PIECES, Reader
+from qkv.measure import bandwidth
+from qkv.measure.bandwidth import PIECES, Reader
 from qkv.weights.checkpoint import open_checkpoint
 from qkv.weights.load import load_weights
 from tiny import random_tensors, tiny_config

@@ -11,8 +11,8 @@ import pytest
 
 from qkv.cli import explain
 from qkv.cli.main import execute
-from qkv.inspect import attention_cost
-from qkv.inspect.trace import Heads
+from qkv.explain import attention_cost
+from qkv.explain.trace import Heads
 from qkv.llm import open_tokenizer
 from qkv.model.cost import Limits
 from qkv.weights.checkpoint import open_checkpoint

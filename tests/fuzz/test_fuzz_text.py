@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from test_fuzz_weights import COUNT, ODD_VALUES, no_hang, peak_memory_mb
 
 from qkv.errors import QkvError
-from qkv.text.detokenizer import Detokenizer
-from qkv.text.sentencepiece import merges_from_scores
-from qkv.text.template import ChatTemplate, encode_chat
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.prompt.template import ChatTemplate, encode_chat
+from qkv.text.tokens.detokenizer import Detokenizer
+from qkv.text.tokens.sentencepiece import merges_from_scores
+from qkv.text.tokens.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "text"))
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from qkv.kernels.attention import CHUNK, History, attend_part, attend_tile, join_parts, scratch_regions, state_size
-from qkv.kernels.jit import kernel
 from qkv.kernels.kvcache import BLOCK, KINDS, Pool, half_block_bytes, keys_offset, write_key, write_value
 from qkv.model.attention import attention
+from qkv.runtime.jit import kernel
 
 LAYERS, LAYER, KV_HEADS, KV_HEAD = 2, 1, 2, 1
 BOUNDS = {"f32": 2e-6, "f16": 2e-3, "int8": 2e-2}  # relative to the largest value

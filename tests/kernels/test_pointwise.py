@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qkv.kernels.jit import kernel
 from qkv.kernels.pointwise import add_row, copy_row, rms_norm_row, rope_row, swiglu_row
 from qkv.model.reference import rms_norm, silu
 from qkv.model.rope import Rope, rotate
+from qkv.runtime.jit import kernel
 
 
 def rows(n: int, size: int, seed: int = 0) -> np.ndarray:

@@ -15,7 +15,7 @@ import pytest
 from qkv.kernels import simd
 from qkv.kernels.simd import f32x8, i8x8, i8x32, i16x16, load, spread, store, u8x32, u16x8
 
-# Not `qkv.kernels.jit.kernel`: a cached test kernel would not notice that simd.py has changed.
+# Not `qkv.runtime.jit.kernel`: a cached test kernel would not notice that simd.py has changed.
 compiled = numba.njit(nogil=True, error_model="numpy")
 
 

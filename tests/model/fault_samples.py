@@ -15,8 +15,8 @@ import numpy as np
 
 from decoders import compiled, logits_of, packed
 from qkv.errors import QkvError
-from qkv.kernels.team import StepFailedError, team
 from qkv.model.compiled import Chunk, CompiledDecoder
+from qkv.runtime.team import StepFailedError, team
 from tiny import random_tensors, tiny_config
 
 LAYERS = 150

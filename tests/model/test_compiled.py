@@ -16,7 +16,7 @@ from test_reference import FAMILIES, hf_model, prompt
 
 from decoders import QuantizedReference, compiled, dequantized, logits_of, packed
 from qkv.errors import ModelFileError, ParameterError, QkvError
-from qkv.inspect.trace import Traced
+from qkv.explain.trace import Traced
 from qkv.model import compiled as compiled_module
 from qkv.model.compiled import STEP_TOKENS, Chunk, CompiledDecoder
 from qkv.model.reference import Decoder

@@ -75,7 +75,7 @@ def test_the_portable_form_has_the_same_bits():
 
 ANSWER = """
 import fault_samples
-from qkv.kernels import cache
+from qkv.runtime import cache
 from qkv.model.compiled import compile_kernels
 compile_kernels(["f32"])
 compiled = []

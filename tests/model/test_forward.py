@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from purity import assert_pure
-from qkv.kernels import packing, spmd
+from qkv.kernels import packing
 from qkv.kernels.formats import FORMATS
-from qkv.kernels.team import Program
 from qkv.model import compiled
 from qkv.model.forward import step_for
+from qkv.runtime import spmd
+from qkv.runtime.team import Program
 
 
 def arguments(formats, monkeypatch):

@@ -10,8 +10,8 @@ import gguf
 import pytest
 from vocabularies import scored_pieces, sentencepiece_metadata, tiny_tokenizer_json
 
-from qkv.text.template import ChatTemplate
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.prompt.template import ChatTemplate
+from qkv.text.tokens.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,9 @@ from test_chat_ids import CONVERSATIONS, TOOLS, called, markers_in, turn
 from vocabularies import llama3_tokenizer_json, scored_pieces, sentencepiece_json
 
 from qkv.errors import ParameterError, TemplateError
-from qkv.text.sentencepiece import merges_from_scores
-from qkv.text.template import ChatTemplate, encode_chat
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.prompt.template import ChatTemplate, encode_chat
+from qkv.text.tokens.sentencepiece import merges_from_scores
+from qkv.text.tokens.tokenizer import Tokenizer
 
 LLAMA3 = """{{- bos_token }}
 {%- if date is not defined %}

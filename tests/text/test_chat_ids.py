@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from vocabularies import MARKERS
 
 from qkv.errors import ParameterError
-from qkv.text.disguise import STAND_INS
-from qkv.text.template import ChatTemplate, encode_chat
+from qkv.text.prompt.disguise import STAND_INS
+from qkv.text.prompt.template import ChatTemplate, encode_chat
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"

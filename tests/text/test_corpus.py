@@ -15,8 +15,8 @@ from vocabularies import (
     sentencepiece_metadata,
 )
 
-from qkv.text.sentencepiece import merges_from_scores
-from qkv.text.tokenizer import LONG_TEXT, Tokenizer
+from qkv.text.tokens.sentencepiece import merges_from_scores
+from qkv.text.tokens.tokenizer import LONG_TEXT, Tokenizer
 
 LONG_LINES = {name: text.replace("\n", " ").replace("\r", " ") for name, text in CORPUS.items()}
 LONG_LINES |= {text: text for text in ("a", " ", "1", "<", "中", "😀", "\u0301", "ـ", "▁")}

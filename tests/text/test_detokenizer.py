@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.text.detokenizer import Detokenizer
+from qkv.text.tokens.detokenizer import Detokenizer
 
 
 def stream(tokenizer, ids, **options):

@@ -13,9 +13,9 @@ from tokenizers import models, pre_tokenizers
 from vocabularies import CORPUS, NASTY, gguf_metadata, tiny_tokenizer_json
 
 from qkv.errors import ModelFileError
-from qkv.text.bytelevel import BYTE_OF
-from qkv.text.splitting import RULES
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.tokens.bytelevel import BYTE_OF
+from qkv.text.tokens.splitting import RULES
+from qkv.text.tokens.tokenizer import Tokenizer
 
 PREFIX = "tokenizer.ggml."
 

@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-import qkv.text.grammar
+import qkv.text.constrain.grammar
 from qkv.errors import ParameterError, QkvError
-from qkv.text.grammar import GrammarVocabulary
-from qkv.text.masks import ids_of, mask_of
-from qkv.text.schema import choices_grammar, lark_grammar, regex_grammar, schema_grammar
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.constrain.grammar import GrammarVocabulary
+from qkv.text.constrain.masks import ids_of, mask_of
+from qkv.text.constrain.schema import choices_grammar, lark_grammar, regex_grammar, schema_grammar
+from qkv.text.tokens.tokenizer import Tokenizer
 
 parser = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 PADDING = 37  # rows that the model's matrix has beyond the tokenizer's ids
@@ -412,7 +412,7 @@ def test_hostile_grammars_are_refused_or_followed_and_end_nothing_else(tiny, kno
 def test_a_grammar_that_takes_too_long_is_given_up(known_tiny, monkeypatch):
     """And while it goes on, no other one is begun."""
     release = threading.Event()
-    monkeypatch.setattr(qkv.text.grammar, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(qkv.text.constrain.grammar, "MAX_SECONDS", 0.05)
     with monkeypatch.context() as patched:
         patched.setattr(GrammarVocabulary, "_compiled", lambda *_: release.wait(30))
         refused(known_tiny, "", "takes more than")

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.errors import ParameterError
-from qkv.text.guides import Guides
-from qkv.text.masks import ids_of
-from qkv.text.output import OutputPipeline
-from qkv.text.thinking import ThinkingSplit
-from qkv.text.toolchoice import may_call
-from qkv.text.tools import collect
+from qkv.text.answer.output import OutputPipeline
+from qkv.text.answer.thinking import ThinkingSplit
+from qkv.text.answer.tools import collect
+from qkv.text.constrain.guides import Guides
+from qkv.text.constrain.masks import ids_of
+from qkv.text.constrain.toolchoice import may_call
 
 
 def wanted(**fields):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qkv.text.jsonscan import MAX_DEPTH, NotJsonError, StringDecoder, ValueScanner
+from qkv.text.answer.jsonscan import MAX_DEPTH, NotJsonError, StringDecoder, ValueScanner
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

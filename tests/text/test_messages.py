@@ -7,7 +7,7 @@ from collections import OrderedDict
 import pytest
 
 from qkv.errors import ParameterError
-from qkv.text.messages import normalize_messages, plain
+from qkv.text.prompt.messages import normalize_messages, plain
 
 
 def user(content):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.text.output import Delta, OutputPipeline
-from qkv.text.thinking import ThinkingSplit
+from qkv.text.answer.output import Delta, OutputPipeline
+from qkv.text.answer.thinking import ThinkingSplit
 
 
 def pipeline(tokenizer, stops=None, prompt=""):
@@ -98,7 +98,7 @@ def test_any_ids_make_the_texts_of_their_parts(tiny, data):
 
 
 def test_the_text_room_needs_no_arrays():
-    modules = "qkv.text.output, qkv.text.template"
+    modules = "qkv.text.answer.output, qkv.text.prompt.template"
     code = f"import sys, {modules}; print(sorted({{'numpy', 'numba', 'torch'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from vocabularies import CORPUS, NASTY, scored_pieces, sentencepiece_json, sentencepiece_metadata
 
 from qkv.errors import ModelFileError
-from qkv.text.detokenizer import Detokenizer
-from qkv.text.sentencepiece import byte_of, merges_from_scores, piece_to_bytes
-from qkv.text.template import ChatTemplate, encode_chat
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.prompt.template import ChatTemplate, encode_chat
+from qkv.text.tokens.detokenizer import Detokenizer
+from qkv.text.tokens.sentencepiece import byte_of, merges_from_scores, piece_to_bytes
+from qkv.text.tokens.tokenizer import Tokenizer
 
 TEXTS = [*CORPUS.values(), *NASTY, " ".join(CORPUS.values())]
 SCHEMES = ["prepend", "first", "always", "never"]

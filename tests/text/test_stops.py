@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qkv.errors import ParameterError
-from qkv.text.stops import StopStrings
+from qkv.text.answer.stops import StopStrings
 
 LETTERS = st.text("ab.", max_size=40)
 STOPS = st.lists(st.text("ab.", min_size=1, max_size=5), max_size=4)

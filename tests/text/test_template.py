@@ -11,7 +11,7 @@ import jinja2.sandbox
 import pytest
 
 from qkv.errors import ParameterError, TemplateError
-from qkv.text.template import ChatTemplate
+from qkv.text.prompt.template import ChatTemplate
 
 SMOLLM2 = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
@@ -270,8 +270,8 @@ HOSTILE = {
 CHILD = """
 import json, resource, sys
 from qkv.errors import TemplateError
-from qkv.text import budget
-from qkv.text.template import ChatTemplate
+from qkv.text.prompt import budget
+from qkv.text.prompt.template import ChatTemplate
 budget.CPU_SECONDS = 0.2
 limit = 1 << 30
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

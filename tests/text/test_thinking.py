@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.text.thinking import NewlineTrim, ThinkingSplit
+from qkv.text.answer.thinking import NewlineTrim, ThinkingSplit
 
 OPEN, CLOSE, END, A, B = 7, 8, 9, 1, 2
 

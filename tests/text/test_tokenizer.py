@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vocabularies import MARKERS, NASTY, tiny_tokenizer_json
 
 from qkv.errors import ModelFileError, ParameterError
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.tokens.tokenizer import Tokenizer
 
 MARKED = st.lists(st.one_of(st.sampled_from(list(MARKERS)), st.text(st.characters(codec="utf-8"))), max_size=8)
 

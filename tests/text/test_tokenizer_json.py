@@ -10,9 +10,9 @@ import tokenizers
 from vocabularies import CORPUS, NASTY, llama3_tokenizer_json, tiny_tokenizer_json
 
 from qkv.errors import ModelFileError
-from qkv.text import tokenizer_json
-from qkv.text.template import ChatTemplate, encode_chat
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.prompt.template import ChatTemplate, encode_chat
+from qkv.text.tokens import tokenizer_json
+from qkv.text.tokens.tokenizer import Tokenizer
 
 
 @pytest.fixture

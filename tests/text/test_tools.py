@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.text.output import Delta, OutputPipeline
-from qkv.text.thinking import ThinkingSplit
-from qkv.text.tools import CLOSE, OPEN, ToolCallParser, collect
+from qkv.text.answer.output import Delta, OutputPipeline
+from qkv.text.answer.thinking import ThinkingSplit
+from qkv.text.answer.tools import CLOSE, OPEN, ToolCallParser, collect
 
 ARGUMENTS = '{"a":"x","b":[1,{}]}'
 CALL = f'{OPEN}\n{{"name":"f","arguments":{ARGUMENTS}}}\n{CLOSE}'

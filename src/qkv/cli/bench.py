@@ -16,7 +16,7 @@ from qkv.cli.bars import Bars
 from qkv.errors import ParameterError
 
 if TYPE_CHECKING:
-    from qkv.inspect.speed import Need, Point
+    from qkv.measure.speed import Need, Point
     from qkv.model.compiled import PackedWeights
     from qkv.model.config import ModelConfig
 
@@ -82,7 +82,7 @@ def bench(
     the fastest reading that memory gave in the same rounds; a model that fits into the processor's cache can be above
     100%. GOP/s is what limits prompts. Do nothing else on the machine meanwhile.
     """
-    from qkv.kernels.cores import available_cores
+    from qkv.runtime.cores import available_cores
 
     count = available_cores() if threads is None else threads
     if not 1 <= rounds <= MOST_ROUNDS:
@@ -112,7 +112,7 @@ def numbers(option: str, text: str | None) -> list[int] | None:
 
 def points_for(config: ModelConfig, wanted: dict[str, list[int] | None]) -> list[Point]:
     """The points that were asked for, and the default ones that fit into the model's context. Raises ParameterError."""
-    from qkv.inspect.speed import HEADROOM, MOST_SEQUENCES, Point, in_order
+    from qkv.measure.speed import HEADROOM, MOST_SEQUENCES, Point, in_order
 
     points = []
     longest = config.max_position_embeddings - HEADROOM
@@ -131,8 +131,8 @@ def points_for(config: ModelConfig, wanted: dict[str, list[int] | None]) -> list
 def load(name: str, weights: str | None, cache: str, threads: int, bars: Bars) -> Loaded:
     """Fetch the model if need be, compile its kernels and load its weights. Raises QkvError."""
     from qkv.kernels.kvcache import KINDS
-    from qkv.kernels.team import MAX_THREADS
     from qkv.model.compiled import compile_kernels
+    from qkv.runtime.team import MAX_THREADS
     from qkv.weights.checkpoint import open_checkpoint
     from qkv.weights.load import check_format, formats_of, load_weights
     from qkv.weights.names import resolve
@@ -154,8 +154,8 @@ def measure(
     loaded: Loaded, points: list[Point], cache: str, threads: int, rounds: int, bars: Bars
 ) -> tuple[list[float], list[Row]]:
     """Bytes per second of reading memory, once a round of every point, and the points' rows."""
-    from qkv.inspect.bandwidth import Reader
-    from qkv.inspect.speed import Bursts, need
+    from qkv.measure.bandwidth import Reader
+    from qkv.measure.speed import Bursts, need
 
     reader = Reader(threads, progress=bars)
     reader.tune(progress=bars)
@@ -178,7 +178,7 @@ def measure(
 
 def report(loaded: Loaded, reads: list[float], rows: list[Row], cache: str, threads: int) -> str:
     """The table, at most 80 columns wide."""
-    from qkv.inspect.plain import table
+    from qkv.explain.charts import table
 
     read = median(reads)
     lines = [["", "tokens/s", "ms a step", "MB a step", "GB/s", "of read", "GOP/s"]]

@@ -102,8 +102,8 @@ def machine_limits(gbps: float | None, gflops: float | None, threads: int | None
 def measured_limits(threads: int | None) -> tuple[Limits, str]:
     """This machine's limits, measured now."""
     from qkv.cli.bars import Bars
-    from qkv.inspect.limits import measure_limits
-    from qkv.kernels.cores import available_cores
+    from qkv.measure.limits import measure_limits
+    from qkv.runtime.cores import available_cores
 
     count = available_cores() if threads is None else threads
     with Bars() as bars:
@@ -113,7 +113,7 @@ def measured_limits(threads: int | None) -> tuple[Limits, str]:
 
 def limits_text(limits: Limits) -> str:
     """ "23.1 GB/s, 187 GFLOP/s, int8 721 GFLOP/s"."""
-    from qkv.inspect.plain import si
+    from qkv.explain.charts import si
 
     rates = f"{si(limits.bytes_per_second, 'B/s')}, {si(limits.flop_per_second, 'FLOP/s')}"
     if limits.flop_per_second_int8 == limits.flop_per_second:
@@ -123,8 +123,8 @@ def limits_text(limits: Limits) -> str:
 
 def parts_table(parts: list[Part], limits: Limits) -> str:
     """A line for each part of the model, and their sum."""
-    from qkv.inspect import plain
-    from qkv.inspect.plain import si
+    from qkv.explain import charts as plain
+    from qkv.explain.charts import si
     from qkv.model.cost import total
 
     rows = [("part", "parameters", "textbook", "executed", "bytes", "FLOP/B", "time", "limit")]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from qkv.engine.scoring import Quality
     from qkv.model.compiled import CompiledDecoder
     from qkv.progress import Progress
-    from qkv.text.tokenizer import Tokenizer
+    from qkv.text.tokens.tokenizer import Tokenizer
     from qkv.weights.checkpoint import Checkpoint
 
 WINDOW = 1024
@@ -149,7 +149,7 @@ def _open_all(
 ) -> list[CompiledDecoder]:
     """The model in each format; the stack closes them. Raises QkvError when they do not fit into the memory."""
     from qkv.model.compiled import CompiledDecoder, compile_kernels
-    from qkv.model.memory import free_memory
+    from qkv.runtime.memory import free_memory
     from qkv.weights.load import formats_of, load_weights, packed_size
 
     config, tensors = checkpoint.config, checkpoint.tensors
@@ -186,7 +186,7 @@ class Report:
 
     def as_text(self) -> str:
         """A table, and a line about how."""
-        from qkv.inspect.plain import table
+        from qkv.explain.charts import table
 
         compared = len(self.formats) > 1
         header = ["weights", "perplexity", "tokens/s"]

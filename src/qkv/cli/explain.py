@@ -17,7 +17,7 @@ from qkv.cli.loading import DEFAULT_MODEL
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
-    from qkv.inspect.trace import Heads
+    from qkv.explain.trace import Heads
 
 SAMPLE = (
     "The capital of France is Paris, a city on the river Seine. Its best known tower was built for a fair in 1889, and "
@@ -66,7 +66,7 @@ def explain(
         raise QkvError(f"unknown topic {topic!r}; qkv explains {', '.join(TOPICS)}")
     options.check_text("--model", model)
     if png is not None:
-        from qkv.inspect import figures
+        from qkv.explain import figures
 
         figures.check_target(png)
         figure = figures.new_figure()
@@ -80,7 +80,7 @@ def explain(
 
 
 def _scaling(model: str | None, width: int, threads: int | None) -> View:
-    from qkv.inspect import scaling
+    from qkv.explain import scaling
 
     result = scaling.compute()
     view = View(scaling.report(result, width), [lambda figure: scaling.draw(result, figure)])
@@ -92,7 +92,7 @@ def _scaling(model: str | None, width: int, threads: int | None) -> View:
 
 
 def _mask(model: str | None, width: int, threads: int | None) -> View:
-    from qkv.inspect import mask
+    from qkv.explain import mask
 
     if model is None:
         (q, k, v), source = mask.random_heads(), "random q, k and v"
@@ -106,7 +106,7 @@ def _mask(model: str | None, width: int, threads: int | None) -> View:
 
 
 def _convex(model: str | None, width: int, threads: int | None) -> View:
-    from qkv.inspect import convex
+    from qkv.explain import convex
 
     if model is None:
         (q, k, v), source = convex.random_heads(), "random q, k and v; q of four sizes"
@@ -118,7 +118,7 @@ def _convex(model: str | None, width: int, threads: int | None) -> View:
 
 
 def _heads(model: str | None, width: int, threads: int | None) -> View:
-    from qkv.inspect import heads
+    from qkv.explain import heads
 
     name, config = find_config(model or DEFAULT_MODEL)
     result = heads.compute(config)
@@ -128,8 +128,8 @@ def _heads(model: str | None, width: int, threads: int | None) -> View:
 
 def _cost(model: str | None, width: int, threads: int | None) -> View:
     from qkv.cli.bars import Bars
-    from qkv.inspect import attention_cost
-    from qkv.kernels.cores import available_cores
+    from qkv.explain import attention_cost
+    from qkv.runtime.cores import available_cores
 
     name, config = find_config(model or DEFAULT_MODEL)
     with Bars() as bars:
@@ -157,7 +157,7 @@ def _middle(layers: list[Heads]) -> tuple[int, Heads]:
 def trace(model: str) -> list[Heads]:
     """Fetch a model if need be, and run it in NumPy on `SAMPLE`: q, k and v of every layer."""
     from qkv.cli.bars import Bars
-    from qkv.inspect.trace import Traced
+    from qkv.explain.trace import Traced
     from qkv.llm import open_tokenizer
     from qkv.weights.checkpoint import open_checkpoint
     from qkv.weights.names import resolve

@@ -98,7 +98,7 @@ def _amount(amount: Amount, thing: str, things: str) -> str:
 
 
 def _tokenizer(checkpoint: Checkpoint) -> str:
-    from qkv.text.tokenizer import Tokenizer
+    from qkv.text.tokens.tokenizer import Tokenizer
 
     if checkpoint.tokenizer is None:
         return "none"

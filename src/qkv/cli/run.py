@@ -127,7 +127,7 @@ def read_prompt(argument: str | None) -> str:
 
 def read_schema(given: str) -> str:
     """A schema's JSON text: what was given, or what the file of that name holds. Raises QkvError."""
-    from qkv.text.schema import schema_grammar
+    from qkv.text.constrain.schema import schema_grammar
 
     options.check_text("--json-schema", given)
     if not given.strip():

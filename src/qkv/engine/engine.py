@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 
 from qkv.engine.guide import Guide, Sink
 from qkv.engine.logprobs import token_logprobs
-from qkv.engine.lookup import Lookup
 from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import MAX_SEED, SamplingParams, shown
 from qkv.engine.prefix import CacheStats
 from qkv.engine.request import FinishReason, Generation, Handle
 from qkv.engine.sampling import Sampler
 from qkv.engine.scheduler import Scheduler, Work
+from qkv.engine.speculation import Lookup
 from qkv.errors import ContextLengthError, ParameterError, QkvError, QueueFullError, RequestCancelledError
 from qkv.kernels.kvcache import BLOCK
 from qkv.model.paged import BlockPool, CacheFullError, Chunk, StepAbortedError

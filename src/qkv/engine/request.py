@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from qkv.engine.guide import Guide, Sink
-from qkv.engine.lookup import Lookup
 from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import SamplingParams
 from qkv.engine.sampling import Choice, Sampler
+from qkv.engine.speculation import Lookup
 from qkv.model.paged import PagedCache
 
 FinishReason = Literal["stop", "length"]

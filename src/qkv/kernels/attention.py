@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.kernels.jit import kernel
 from qkv.kernels.kvcache import BLOCK, F16, F32, GROUP, INT8, NUMBER_BYTES, keys_offset, read_block
 from qkv.kernels.simd import (
     add,
@@ -48,6 +47,7 @@ from qkv.kernels.simd import (
 )
 from qkv.kernels.sums import WIDE_ROWS, add_term, load_sums, store_sums
 from qkv.kernels.tiles import zeros
+from qkv.runtime.jit import kernel
 
 CHUNK_BLOCKS = 16
 CHUNK = CHUNK_BLOCKS * BLOCK

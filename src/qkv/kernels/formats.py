@@ -34,8 +34,8 @@ from numba.core import types
 from numpy.typing import NDArray
 
 from qkv.errors import ParameterError
-from qkv.kernels.jit import inlined, kernel
 from qkv.kernels.simd import any_intrinsic, bf16_to_float, f32x8, first_lane, half_to_float, literal, spread, u16x8
+from qkv.runtime.jit import inlined, kernel
 
 GROUP = 32
 ROWS = 8

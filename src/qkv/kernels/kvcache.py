@@ -22,7 +22,6 @@ from llvmlite import ir
 from numba.core import types
 
 from qkv.errors import ParameterError
-from qkv.kernels.jit import kernel
 from qkv.kernels.simd import (
     Vector,
     absolute,
@@ -51,6 +50,7 @@ from qkv.kernels.simd import (
     store,
     u16x16,
 )
+from qkv.runtime.jit import kernel
 
 BLOCK = 32
 """Positions in a block."""

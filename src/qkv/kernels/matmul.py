@@ -26,10 +26,10 @@ import numpy as np
 
 from qkv.kernels import simd
 from qkv.kernels.formats import BF16, F32, FORMATS, GROUP, INT4, INT4M, INT8, ROWS, quant_bytes
-from qkv.kernels.jit import inlined, kernel
 from qkv.kernels.panels import FEW_TOKENS, panel_product
 from qkv.kernels.simd import f32x8, load, store
 from qkv.kernels.tiles import BIAS4, BIAS8, DENSE_STEP, INFO, OUTLIER, TOTAL, dense_step, group_step, store_tile, zeros
+from qkv.runtime.jit import inlined, kernel
 
 TOKEN_CHUNK = 64
 """Tokens that meet all of a range's blocks before the next tokens do: their activations stay in the second cache."""

@@ -34,9 +34,9 @@ from qkv.kernels.formats import (
     packed_bytes,
     place,
 )
-from qkv.kernels.jit import kernel
 from qkv.kernels.q4_k import BLOCK, BLOCK_BYTES, pack_q4_k_rows
 from qkv.kernels.simd import Vector, f32x8, load, store, u16x8
+from qkv.runtime.jit import kernel
 
 _FLOAT32, _BFLOAT16, _FLOAT16 = range(3)
 _SOURCES = {np.dtype(np.float32): _FLOAT32, np.dtype(np.uint16): _BFLOAT16, np.dtype(np.float16): _FLOAT16}

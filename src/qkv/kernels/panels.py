@@ -19,7 +19,6 @@ from numba.core import types
 
 from qkv.kernels import simd
 from qkv.kernels.formats import GROUP, INT4, INT4M, INT8, QUANT_BYTES, ROWS
-from qkv.kernels.jit import inlined, kernel
 from qkv.kernels.simd import any_intrinsic, f32x8, f32x16, i32x8, store, u8x32, u16x8
 from qkv.kernels.tiles import (
     OUTLIER,
@@ -31,6 +30,7 @@ from qkv.kernels.tiles import (
     store_tile,
     zeros,
 )
+from qkv.runtime.jit import inlined, kernel
 
 BLOCKS = 2 if simd.HAS_512 and simd.HAS_VNNI else 1
 """Blocks of 8 rows that lie side by side in a vector."""

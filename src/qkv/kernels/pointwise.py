@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from qkv.kernels.jit import kernel
 from qkv.kernels.simd import add, divide, exp, f32x8, fma, load, multiply, splat, store, subtract, sum_lanes
+from qkv.runtime.jit import kernel
 
 
 @kernel

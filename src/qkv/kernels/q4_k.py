@@ -12,8 +12,8 @@ from numba import types
 
 from qkv.kernels import simd
 from qkv.kernels.formats import ROWS, read_half
-from qkv.kernels.jit import kernel
 from qkv.kernels.simd import Vector, constant, f32x8, i32x8, load, operation, store
+from qkv.runtime.jit import kernel
 
 BLOCK, BLOCK_BYTES = 256, 144
 GROUPS = 8

@@ -21,15 +21,15 @@ from qkv.kernels.attention import CHUNK, padded_group, scratch_regions, state_si
 from qkv.kernels.formats import MATRIX, new_arena
 from qkv.kernels.kvcache import KINDS, Pool, half_block_bytes
 from qkv.kernels.panels import panel_size
-from qkv.kernels.team import Program, StepCancelledError, team
 from qkv.kernels.tiles import INFO
-from qkv.kernels.warmup import compile_in_child
 from qkv.model import forward
 from qkv.model.config import ModelConfig
 from qkv.model.forward import Batch, Model, Weights, Work, step_for
-from qkv.model.memory import free_memory
 from qkv.model.paged import BlockPool, Chunk, PagedCache, StepAbortedError, blocks_for
 from qkv.progress import Progress, silent
+from qkv.runtime.memory import free_memory
+from qkv.runtime.team import Program, StepCancelledError, team
+from qkv.runtime.warmup import compile_in_child
 
 STEP_TOKENS = 512
 """The most tokens of one step; longer prompts take several."""

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from qkv.kernels.argmax import survey
 from qkv.kernels.attention import CHUNK, History, attend_part, attend_tile, join_parts, state_size
 from qkv.kernels.formats import dequantize_row
-from qkv.kernels.jit import kernel
 from qkv.kernels.kvcache import BLOCK, ask_for_keys, keys_offset, write_key, write_value
 from qkv.kernels.matmul import Inputs, Outputs, matmul_for, quantize_groups, weights_at
 from qkv.kernels.pointwise import add_row, copy_row, rms_norm_row, rope_row, swiglu_row
-from qkv.kernels.spmd import barrier, claim
-from qkv.kernels.survey import survey
+from qkv.runtime.jit import kernel
+from qkv.runtime.spmd import barrier, claim
 
 Array = NDArray[Any]
 

@@ -1,0 +1,183 @@
+"""What attention costs against T: counted, measured here, and the machine's two limits."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qkv.explain.charts import Series, chart, paragraph, si, table
+from qkv.explain.figures import COLOURS, GREY
+from qkv.measure.attention_timing import measure
+from qkv.measure.bandwidth import Clock
+from qkv.measure.limits import measure_limits
+from qkv.model.config import ModelConfig
+from qkv.model.cost import Limits, Part, decode_cost, prefill_cost
+from qkv.progress import Progress, silent
+
+PROMPTS = [128, 256, 512, 1024, 2048]
+CONTEXTS = [512, 1024, 2048, 4096, 8192, 16384]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The attention of one layer at lengths T: one sequence, projections aside, f16 cache."""
+
+    name: str
+    lengths: list[int]
+    textbook: list[int]  # FLOP
+    executed: list[int]
+    bytes: list[int]  # least, from memory
+    seconds: list[float]  # measured
+
+    @property
+    def exponent(self) -> float:
+        """p of the time ~ T^p that fits the measured times best."""
+        return float(np.polyfit(np.log(self.lengths), np.log(self.seconds), 1)[0])
+
+
+@dataclass(frozen=True)
+class AttentionCost:
+    """Both phases, and the machine."""
+
+    config: ModelConfig
+    threads: int
+    limits: Limits
+    prefill: Phase
+    decode: Phase
+
+
+def compute(
+    config: ModelConfig,
+    threads: int,
+    progress: Progress = silent,
+    *,
+    prompts: list[int] = PROMPTS,
+    contexts: list[int] = CONTEXTS,
+    clock: Clock = time.perf_counter,
+) -> AttentionCost:
+    """Count, and measure on this machine. Takes a few seconds, and 0.5 GB for the memory's limit."""
+    limits = measure_limits(threads, progress, clock)
+    prefill, decode = measure(config, prompts, contexts, threads, progress, clock)
+    return AttentionCost(
+        config,
+        threads,
+        limits,
+        _phase("prefill", config, prompts, prefill),
+        _phase("decode", config, contexts, decode),
+    )
+
+
+def _phase(name: str, config: ModelConfig, lengths: list[int], seconds: list[float]) -> Phase:
+    count = prefill_cost if name == "prefill" else decode_cost
+    layers = config.num_hidden_layers
+    costs = [_attention(count(config, T)) for T in lengths]
+    return Phase(
+        name,
+        lengths,
+        [sum(part.textbook for part in cost) // layers for cost in costs],
+        [sum(part.executed for part in cost) // layers for cost in costs],
+        [sum(part.bytes for part in cost) // layers for cost in costs],
+        seconds,
+    )
+
+
+def _attention(parts: list[Part]) -> list[Part]:
+    return [part for part in parts if part.name in ("scores", "values")]
+
+
+# ------------------------------------------------------------------------------------------ to look at
+
+
+def report(result: AttentionCost, name: str, width: int) -> str:
+    """Text, tables and a plot for a terminal."""
+    config, limits = result.config, result.limits
+    square = 4 * config.num_attention_heads * config.head_dim
+    text = paragraph(
+        f"""{name}: H = {config.num_attention_heads} heads of d = {config.head_dim}. For T tokens the scores are
+        2·H·T²·d FLOP and the weighted sum of the values as many: 4·H·d·T² = {square:,}·T² a layer, projections aside.
+        One more token costs 4·H·d·T = {square:,}·T. The textbook computes the full square; the kernel skips the
+        future, about half of it. Times are of one layer's attention in qkv's own kernels, measured now, the best of a
+        few runs (threads: {result.threads}). Other programs slow long runs more than short ones.""",
+        width,
+    )
+    for phase in (result.prefill, result.decode):
+        rows = [(phase.name, "textbook", "executed", "bytes", "measured", "FLOP/s", "of max", "B/s", "of max")]
+        for T, textbook, executed, size, seconds in zip(
+            phase.lengths, phase.textbook, phase.executed, phase.bytes, phase.seconds, strict=True
+        ):
+            rows.append(
+                (
+                    f"T = {T}",
+                    si(textbook),
+                    si(executed),
+                    si(size, "B"),
+                    si(seconds, "s"),
+                    si(executed / seconds),
+                    f"{100 * executed / seconds / limits.flop_per_second:.0f} %",
+                    si(size / seconds),
+                    f"{100 * size / seconds / limits.bytes_per_second:.0f} %",
+                )
+            )
+        text += f"{table(rows)}measured time ~ T^{phase.exponent:.2f}\n\n"
+    text += chart(_series(result), width, x_name="T", y_name="seconds", unit="s", height=21) + "\n"
+    return text + paragraph(
+        f"""The limits of this machine, measured now: {si(limits.bytes_per_second, "B/s")} from memory and
+        {si(limits.flop_per_second, "FLOP/s")} in float32. Prefill does many operations with each byte: its limit is
+        the second. Decode reads the whole cache for one query: its limit is the first, unless a cache of the processor
+        holds what it reads; then it can be faster than memory.""",
+        width,
+    )
+
+
+def _series(result: AttentionCost) -> list[Series]:
+    prefill, decode = result.prefill, result.decode
+    return [
+        Series(
+            "prefill's operations and decode's bytes at the machine's limits",
+            prefill.lengths,
+            _compute(result),
+            line=True,
+        ),
+        Series(
+            "prefill's operations and decode's bytes at the machine's limits",
+            decode.lengths,
+            _memory(result),
+            line=True,
+        ),
+        Series(f"prefill of T, T^{prefill.exponent:.2f}", prefill.lengths, prefill.seconds),
+        Series(f"decode at T, T^{decode.exponent:.2f}", decode.lengths, decode.seconds),
+    ]
+
+
+def _compute(result: AttentionCost) -> list[float]:
+    """Least seconds of prefill's operations."""
+    return [executed / result.limits.flop_per_second for executed in result.prefill.executed]
+
+
+def _memory(result: AttentionCost) -> list[float]:
+    """Least seconds of decode's bytes."""
+    return [size / result.limits.bytes_per_second for size in result.decode.bytes]
+
+
+def draw(result: AttentionCost, name: str, figure: Any) -> None:
+    """Times against T with both limits, and operations against T."""
+    times, counts = figure.subplots(1, 2)
+    for phase, colour, least, limit in (
+        (result.prefill, COLOURS[0], _compute(result), f"{result.limits.flop_per_second / 1e9:.0f} GFLOP/s"),
+        (result.decode, COLOURS[1], _memory(result), f"{result.limits.bytes_per_second / 1e9:.1f} GB/s"),
+    ):
+        times.loglog(phase.lengths, phase.seconds, "o", color=colour, label=f"{phase.name}: T^{phase.exponent:.2f}")
+        times.loglog(phase.lengths, least, "--", color=colour, linewidth=1, label=f"{phase.name} at {limit}")
+        counts.loglog(phase.lengths, phase.textbook, "-", color=GREY, linewidth=1)
+        counts.loglog(phase.lengths, phase.executed, "o", color=colour, markersize=4, label=f"{phase.name}, executed")
+    counts.plot([], [], "-", color=GREY, linewidth=1, label="textbook: 4·H·d·T² and 4·H·d·T")
+    times.set(title=f"{name}: seconds of one layer's attention", xlabel="T")
+    counts.set(title="FLOP of one layer's attention", xlabel="T")
+    for axes in (times, counts):
+        lengths = sorted({*result.prefill.lengths, *result.decode.lengths})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [str(T) for T in lengths], fontsize=8)
+        axes.legend(fontsize=8)

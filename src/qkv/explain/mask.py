@@ -1,0 +1,195 @@
+"""How the future is hidden: -∞ before the softmax, and what the alternatives give, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.explain.charts import beside, paragraph, shades, table
+from qkv.explain.figures import GREY
+from qkv.model.attention import Array, attention_scores, future, softmax
+
+POSITIONS, HEAD_DIM, SEED = 8, 16, 0
+LARGE = 20_000.0  # a score beyond -1e4, as unscaled or half-precision models can have
+
+Difference = tuple[int, int, float, float]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way of hiding, and what comes of it."""
+
+    name: str
+    weights: Array  # [T, T]
+    outputs: Array  # [T, d]
+    hidden_weight: float  # the largest weight on a hidden position; NaN if there is a NaN
+    first_difference: Difference | None  # (position, coordinate, with -∞, here) of the outputs; None: equal bits
+
+    @property
+    def row_sums(self) -> Array:
+        """Σ_j A_ij [T]."""
+        return self.weights.sum(axis=-1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """The same scores, hidden in different ways. The first variant is -∞ before the softmax."""
+
+    title: str
+    hidden: NDArray[np.bool_]  # [T, T]
+    scores: Array  # [T, T]
+    variants: list[Variant]
+
+
+def random_heads(seed: int = SEED) -> tuple[Array, Array, Array]:
+    """q, k and v [POSITIONS, HEAD_DIM] of independent normal components, float32."""
+    q, k, v = np.random.default_rng(seed).standard_normal((3, POSITIONS, HEAD_DIM)).astype(np.float32)
+    return q, k, v
+
+
+def compute(q: Array, k: Array, v: Array) -> list[Case]:
+    """Hide the future of q, k and v [T, d] float32 in every way.
+
+    Three cases: the scores as they are; the same scaled so that the first is -20,000, less than -1e4 hides; and the
+    first position hidden too, as padding is, so that the first row has nothing left.
+    """
+    scores = attention_scores(q, k)
+    causal = future(*scores.shape)
+    padded = causal.copy()
+    padded[:, 0] = True
+    large = scores * (np.float32(-LARGE) / scores[0, 0])
+    before = [_filled(fill) for fill in (-np.inf, -1e9, -1e4)]
+    return [
+        _case("the scores as they are", scores, causal, v, [*before, ("0 afterwards", _afterwards)]),
+        _case(f"scores so large that the first is {-LARGE:,.0f}", large, causal, v, before),
+        _case(
+            "position 0 hidden too: row 0 has nothing left", scores, padded, v, [*before, ("0 afterwards", _afterwards)]
+        ),
+    ]
+
+
+Way = Callable[[Array, NDArray[np.bool_]], Array]
+
+
+def _filled(fill: float) -> tuple[str, Way]:
+    """Hidden scores become `fill` before the softmax."""
+
+    def weights(scores: Array, hidden: NDArray[np.bool_]) -> Array:
+        return softmax(np.where(hidden, scores.dtype.type(fill), scores))
+
+    return f"{fill:.0e} before".replace("e+0", "e").replace("-inf", "-∞"), weights
+
+
+def _afterwards(scores: Array, hidden: NDArray[np.bool_]) -> Array:
+    """Hidden weights become 0 after a softmax over everything: its denominator still counts them."""
+    return np.where(hidden, scores.dtype.type(0), softmax(scores))
+
+
+def _case(title: str, scores: Array, hidden: NDArray[np.bool_], v: Array, ways: list[tuple[str, Way]]) -> Case:
+    with np.errstate(invalid="ignore"):  # -∞ - -∞, where a row has nothing left: that is what is shown
+        every = [(name, way(scores, hidden)) for name, way in ways]
+        outputs = [weights @ v for _, weights in every]
+    variants = [
+        Variant(name, weights, o, float(np.max(weights, where=hidden, initial=0)), first_difference(outputs[0], o))
+        for (name, weights), o in zip(every, outputs, strict=True)
+    ]
+    return Case(title, hidden, scores, variants)
+
+
+def first_difference(expected: Array, found: Array) -> Difference | None:
+    """The first value of two matrices whose bits differ, row by row; NaN equals NaN."""
+    different = np.argwhere((expected != found) & ~(np.isnan(expected) & np.isnan(found)))
+    if not len(different):
+        return None
+    i, c = (int(x) for x in different[0])
+    return i, c, float(expected[i, c]), float(found[i, c])
+
+
+# ------------------------------------------------------------------------------------------ to look at
+
+
+def report(cases: list[Case], source: str, width: int) -> str:
+    """Text, tables and the weights as shades for a terminal."""
+    T = len(cases[0].scores)
+    text = paragraph(
+        f"""Position i may look at positions j ≤ i. The scores of the others become -∞ before the softmax: e^-∞ is
+        exactly 0, so hidden weights are exactly 0 and each row sums to 1. Below, the same {T} positions ({source},
+        float32) hidden in other ways, compared with -∞ bit by bit.""",
+        width,
+    )
+    for number, case in enumerate(cases, 1):
+        rows = [("", "row sums", "hidden weight", "first output that differs")]
+        for variant in case.variants:
+            rows.append(
+                (variant.name, _span(variant.row_sums), _text(variant.hidden_weight, ".4f"), _difference(variant))
+            )
+        text += f"{number}. {case.title}\n\n{table(rows, left=4)}\n"
+        text += beside([_panel(variant) for variant in case.variants], width)
+        text += paragraph(_comment(case), width)
+    return text
+
+
+def _span(sums: Array) -> str:
+    """The smallest and the largest, or NaN and the largest of the others."""
+    if np.isnan(sums).any():
+        return f"NaN … {np.nanmax(sums):.4f}"
+    return f"{sums.min():.4f} … {sums.max():.4f}" if np.ptp(sums) > 1e-6 else f"{sums[0]:.4f}"
+
+
+def _difference(variant: Variant) -> str:
+    if variant.first_difference is None:
+        return "none: equal bits"
+    i, c, expected, found = variant.first_difference
+    return f"o[{i},{c}]: {_text(found, '.6g')} for {_text(expected, '.6g')}"
+
+
+def _text(number: float, how: str) -> str:
+    return "NaN" if np.isnan(number) else format(number, how)
+
+
+def _panel(variant: Variant) -> tuple[str, list[str]]:
+    """The weights, and each row's sum."""
+    lines = shades(variant.weights.tolist())
+    return variant.name, [f"{line} {_text(total, '.2f')}" for line, total in zip(lines, variant.row_sums, strict=True)]
+
+
+def _comment(case: Case) -> str:
+    """What the numbers of a case say; put together from the numbers."""
+    equal = [variant.name for variant in case.variants[1:] if variant.first_difference is None]
+    leaks = [variant.name for variant in case.variants if variant.hidden_weight > 0]
+    short = [variant.name for variant in case.variants if variant.row_sums.min() < 0.999]
+    nothing = [variant.name for variant in case.variants if np.isnan(variant.weights).any()]
+    says = [
+        (equal, "the same bits as -∞ (e to that power is 0 in float32)"),
+        (leaks, "weight on hidden positions"),
+        (
+            short,
+            "rows that sum to less than 1, since the denominator still counts what was hidden; outputs too small",
+        ),
+        (nothing, "NaN where a row has nothing left (-∞ minus -∞): such a row must not be asked for"),
+    ]
+    return " ".join(f"{', '.join(names)}: {what}." for names, what in says if names)
+
+
+def draw(cases: list[Case], figure: Any) -> None:
+    """The weights of every variant of every case."""
+    columns = max(len(case.variants) for case in cases)
+    grid = figure.subplots(len(cases), columns, squeeze=False)
+    for row, case in zip(grid, cases, strict=True):
+        for axes in row[len(case.variants) :]:
+            axes.set_axis_off()
+        for axes, variant in zip(row, case.variants, strict=False):
+            axes.imshow(np.ma.masked_invalid(variant.weights), vmin=0, vmax=1, cmap="Blues")
+            axes.set_facecolor("#f4c7c3")  # NaN
+            axes.set_title(variant.name, fontsize=9)
+            axes.set_xticks([])
+            T = len(variant.weights)
+            axes.set_yticks(range(T), [f"Σ = {_text(total, '.2f')}" for total in variant.row_sums], fontsize=6)
+            axes.plot(
+                [-0.5, *np.repeat(np.arange(T), 2) + 0.5], [*np.repeat(np.arange(T), 2) - 0.5, T - 0.5], color=GREY
+            )
+        row[0].set_ylabel(case.title.replace(": ", ":\n").replace(" that ", "\nthat "), fontsize=8)

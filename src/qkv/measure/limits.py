@@ -1,0 +1,122 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+"""The limits of this machine, measured: bytes from memory and operations on numbers in registers, in a second."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from qkv.kernels.simd import (
+    HAS_VNNI,
+    add,
+    add_pairs,
+    dot_bytes,
+    fma,
+    i8x32,
+    load,
+    multiply_add_bytes,
+    splat,
+    splat_i32,
+    store,
+    u8x32,
+)
+from qkv.measure.bandwidth import Clock, Reader
+from qkv.model.cost import Limits
+from qkv.progress import Progress, silent
+from qkv.runtime.jit import inlined, kernel
+from qkv.runtime.spmd import barrier
+from qkv.runtime.team import Program, team
+from qkv.runtime.warmup import compile_in_child
+
+CHAINS = 12  # independent sums, so that no multiply-add waits for another: latency 4-5, two a cycle
+ROUNDS = 1 << 20
+RUNS = 5
+
+
+def measure_limits(threads: int, progress: Progress = silent, clock: Clock = time.perf_counter) -> Limits:
+    """The best of a few runs of each, on `threads` threads. Takes two seconds and 0.5 GB. Raises ParameterError."""
+    reader = Reader(threads, progress=progress, clock=clock)
+    compile_in_child(__name__, "limits", progress)
+    sums = np.zeros(threads * 32, np.float32)
+    codes = np.arange(32 * CHAINS, dtype=np.uint8)
+    reading = max(reader.tune(progress=progress).values())
+    reader.close()
+    counting = _best(Program(multiply_add, (ROUNDS, sums), threads), clock)
+    counting_bytes = _best(Program(multiply_bytes, (ROUNDS, codes, sums.view(np.int32)), threads), clock)
+    operations = 2 * threads * ROUNDS * CHAINS
+    return Limits(reading, 8 * operations / counting, 32 * operations / counting_bytes)
+
+
+@kernel
+def multiply_add(tid, n, sync, rounds, sums):
+    """`CHAINS` vectors of eight numbers, each multiplied and added to `rounds` times in registers."""
+    x, y = splat(np.float32(0.5)), splat(np.float32(1))
+    a0 = a1 = a2 = a3 = a4 = a5 = splat(np.float32(tid))
+    b0 = b1 = b2 = b3 = b4 = b5 = splat(np.float32(1 + tid))
+    for _ in range(rounds):
+        a0, a1, a2, a3, a4, a5 = (
+            fma(a0, x, y),
+            fma(a1, x, y),
+            fma(a2, x, y),
+            fma(a3, x, y),
+            fma(a4, x, y),
+            fma(a5, x, y),
+        )
+        b0, b1, b2, b3, b4, b5 = (
+            fma(b0, x, y),
+            fma(b1, x, y),
+            fma(b2, x, y),
+            fma(b3, x, y),
+            fma(b4, x, y),
+            fma(b5, x, y),
+        )
+    low = add(add(add(a0, a1), add(a2, a3)), add(a4, a5))
+    store(sums, tid * 32, add(low, add(add(add(b0, b1), add(b2, b3)), add(b4, b5))))
+    barrier(sync, n)
+
+
+@inlined
+@kernel
+def dot(total, a, b):
+    """total + the sums of four products of bytes each, with the instructions that the products of weights use."""
+    if HAS_VNNI:
+        return dot_bytes(total, a, b)
+    return add(total, add_pairs(multiply_add_bytes(a, b)))
+
+
+@kernel
+def multiply_bytes(tid, n, sync, rounds, codes, sums):
+    """`CHAINS` vectors of eight sums, to each of which 32 products of bytes are added `rounds` times."""
+    a0 = a1 = a2 = a3 = a4 = a5 = b0 = b1 = b2 = b3 = b4 = b5 = splat_i32(np.int32(tid))
+    for i in range(rounds):
+        q = load(u8x32, codes, 32 * (i & 7))
+        a0, a1 = dot(a0, q, load(i8x32, codes, 0)), dot(a1, q, load(i8x32, codes, 32))
+        a2, a3 = dot(a2, q, load(i8x32, codes, 64)), dot(a3, q, load(i8x32, codes, 96))
+        a4, a5 = dot(a4, q, load(i8x32, codes, 128)), dot(a5, q, load(i8x32, codes, 160))
+        b0, b1 = dot(b0, q, load(i8x32, codes, 192)), dot(b1, q, load(i8x32, codes, 224))
+        b2, b3 = dot(b2, q, load(i8x32, codes, 256)), dot(b3, q, load(i8x32, codes, 288))
+        b4, b5 = dot(b4, q, load(i8x32, codes, 320)), dot(b5, q, load(i8x32, codes, 352))
+    low = add(add(add(a0, a1), add(a2, a3)), add(a4, a5))
+    store(sums, tid * 32, add(low, add(add(add(b0, b1), add(b2, b3)), add(b4, b5))))
+    barrier(sync, n)
+
+
+def _best(program: Program, clock: Clock) -> float:
+    """Seconds of the fastest of a few runs."""
+    team().run(program)
+    return min(seconds_of(program, clock) for _ in range(RUNS))
+
+
+def seconds_of(program: Program, clock: Clock) -> float:
+    """One run."""
+    began = clock()
+    team().run(program)
+    return clock() - began
+
+
+def warm(spec: str) -> None:
+    """Compile both (called by `compile_in_child`)."""
+    sums = np.zeros(32, np.float32)
+    Program(multiply_add, (1, sums), 1).compile()
+    Program(multiply_bytes, (1, np.zeros(1, np.uint8), sums.view(np.int32)), 1).compile()

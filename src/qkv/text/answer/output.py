@@ -1,0 +1,101 @@
+"""The one way from generated ids to text, for streams and whole answers alike.
+
+    id → thinking or content → characters → tool calls → newlines trimmed → stop strings (content only) → text
+
+What is still held at the end goes the same way, so a whole answer is the sum of its stream. End ids never come here:
+the engine keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from qkv.text.answer.stops import StopStrings
+from qkv.text.answer.thinking import Kind, NewlineTrim, ThinkingSplit
+from qkv.text.answer.tools import CLOSE, OPEN, Parsed, ToolCallDelta, ToolCallParser
+from qkv.text.tokens.detokenizer import Detokenizer
+from qkv.text.tokens.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step adds to the answer. `stopped`: a stop string was found, and nothing more will come."""
+
+    content: str = ""
+    thinking: str = ""
+    stopped: bool = False
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+
+class OutputPipeline:
+    """`push` every generated id, then `finish`; the concatenated deltas are the answer.
+
+    tools: whether tool calls are looked for. Without (no tools were given, or none may be called) all is content.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stops: str | Sequence[str] | None, split: ThinkingSplit, *, tools: bool = False
+    ) -> None:
+        self._stops = StopStrings(stops)
+        self._split = split
+        self._detokenizer = Detokenizer(tokenizer)
+        self._thinking_trim = NewlineTrim(both=True)
+        self._content_trim = NewlineTrim(both=False) if split.after_thinking else None
+        self._open, self._close = (tokenizer.marker_ids.get(marker) if tools else None for marker in (OPEN, CLOSE))
+        by_id = self._open is not None and self._close is not None
+        self._calls = ToolCallParser(by_id=by_id) if tools else None
+
+    def push(self, id: int) -> Delta:
+        """The text that this id completes."""
+        if self._stops.stopped:
+            return Delta(stopped=True)
+        before = self._split.kind
+        event = self._split.push(id)
+        if event is None:  # no character goes on across a marker
+            delta = self._emit(before, self._detokenizer.finish())
+            if self._split.kind == "content":  # so it was the closing one
+                self._content_trim = NewlineTrim(both=False)
+            return delta
+        kind, id = event
+        if kind == "content" and self._calls is not None and id in (self._open, self._close):
+            return self._marker(self._calls, opening=id == self._open)
+        return self._emit(kind, self._detokenizer.push(id))
+
+    def finish(self) -> Delta:
+        """The rest: unfinished characters as U+FFFD, and what looked like the start of a stop string or of a call."""
+        delta = self._emit(self._split.kind, self._detokenizer.finish())
+        if delta.stopped:
+            return delta
+        if self._calls is not None:
+            delta = _sum(delta, self._sort(self._calls.finish()))
+            if delta.stopped:
+                return delta
+        return _sum(delta, Delta(content=self._stops.finish()))
+
+    def finish_reason(self, reason: Literal["stop", "length"]) -> Literal["stop", "length", "tool_calls"]:
+        """The answer's finish reason, when the engine's is `reason`: an answer cut off stays that."""
+        called = self._calls is not None and self._calls.complete > 0
+        return "tool_calls" if called and reason != "length" else reason
+
+    def _marker(self, calls: ToolCallParser, *, opening: bool) -> Delta:
+        """A marker of tool calls came, as a token."""
+        before = self._emit("content", self._detokenizer.finish())
+        if before.stopped:
+            return before
+        return _sum(before, self._sort(calls.open() if opening else calls.close()))
+
+    def _emit(self, kind: Kind, text: str) -> Delta:
+        if kind == "thinking":
+            return Delta(thinking=self._thinking_trim.push(text))
+        return self._sort(Parsed(text, ()) if self._calls is None else self._calls.push(text))
+
+    def _sort(self, parsed: Parsed) -> Delta:
+        text = parsed.content if self._content_trim is None else self._content_trim.push(parsed.content)
+        content, stopped = self._stops.push(text)
+        return Delta(content=content, stopped=stopped, tool_calls=parsed.calls)
+
+
+def _sum(a: Delta, b: Delta) -> Delta:
+    return Delta(a.content + b.content, a.thinking + b.thinking, a.stopped or b.stopped, a.tool_calls + b.tool_calls)

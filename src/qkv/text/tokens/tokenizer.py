@@ -1,0 +1,255 @@
+"""Strings to ids and back, for BPE vocabularies: byte-level (Qwen, Llama 3, SmolLM2) and SentencePiece's (Llama 2).
+
+The `tokenizers` library does the splitting and merging. Two things are decided here, because engines differ in them and
+users were hurt by it:
+
+* **Markers are parsed only on request.** A marker is any added token: control tokens (`<|im_end|>`) and the others
+  (`<think>`). `encode(text)` never yields one, so nobody's text can close its own turn; `encode(text, markers=True)`
+  yields them.
+* **Decoding goes through bytes.** Every id has its bytes (`token_bytes`), and text is those bytes as UTF-8, with U+FFFD
+  for what is broken. Nothing is "cleaned up", and streaming (`Detokenizer`) gives the same text as decoding at once.
+  Where encoding put a space before a text (SentencePiece does), decoding a whole text takes it away again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import tokenizers
+
+from qkv.errors import ModelFileError, ParameterError
+from qkv.text.tokens.gguf_vocabulary import read_gguf_vocabulary
+from qkv.text.tokens.library import library_errors
+from qkv.text.tokens.spelling import Spelling
+from qkv.text.tokens.tokenizer_json import (
+    add_configured,
+    configured_flag,
+    configured_id,
+    read_tokenizer_json,
+    written_before,
+)
+from qkv.text.tokens.variants import after_text, without_markers
+
+LONG_TEXT = 50_000
+"""Characters from which on ids are made without their offsets, in half the time. (It starts the library's threads.)"""
+NO_EOS = "add_eos_token is true, but no EOS is put after prompts: the model is to go on"
+MAX_IDS = 1 << 24
+"""More ids than any vocabulary has: an id beyond it comes from a damaged or hostile file."""
+
+
+class Tokenizer:
+    """A vocabulary with its rules. Made by `from_file` or `from_gguf`; safe to use from several threads."""
+
+    def __init__(
+        self,
+        full: tokenizers.Tokenizer,
+        spelling: Spelling,
+        *,
+        source: str,
+        bos_id: int | None,
+        eos_id: int | None,
+        end_ids: Iterable[int],
+        add_bos: bool,
+        assumed: tuple[str, ...] = (),
+    ) -> None:
+        self.source = source
+        self.bos_id = bos_id
+        self.eos_id = eos_id
+        self.end_ids = frozenset(end_ids) | ({eos_id} if eos_id is not None else frozenset())
+        """Ids that end an answer, as far as the vocabulary says; `generation_config.json` may know more."""
+        self.add_bos = add_bos
+        self.assumed = assumed
+        """What the file did not say and which value was taken, one sentence each, for the load report."""
+        self._full = full
+        self._spelling = spelling
+        added = full.get_added_tokens_decoder()
+        self.marker_ids: dict[str, int] = {token.content: id for id, token in sorted(added.items())}
+        """Every added token's text → id: control tokens and the others."""
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        """The ids of control tokens: no part of any text."""
+        self._marker_text = {id: text for text, id in self.marker_ids.items()}
+        self._normalized = any(token.normalized for token in added.values())
+        # The same splitting rules and merges without the added tokens: their text is ordinary text here.
+        self._plain = without_markers(full, frozenset())
+        self._inner = after_text(self._plain)
+        unknown = full.model.unk_token
+        self._never_plain = frozenset(id for id, text in self._marker_text.items() if text != unknown)
+        self._ids = full.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(self._ids.values(), default=-1) + 1
+        """The largest id + 1. A model's matrix may have more rows (Qwen pads 151,669 ids to 151,936)."""
+        if not 0 < self.vocab_size <= MAX_IDS:
+            raise ModelFileError(f"{source}: the vocabulary's ids go up to {self.vocab_size - 1}, which no model has")
+        self._bytes: dict[int, bytes] = {}
+
+    @classmethod
+    def from_file(cls, path: Path, config: Mapping[str, object] | None = None) -> Tokenizer:
+        """Read a `tokenizer.json`. `config`: the parsed `tokenizer_config.json`, for BOS and EOS.
+
+        Raises ModelFileError for a file that is unreadable, damaged or not BPE of a known kind.
+        """
+        config = config or {}
+        full, spelling = read_tokenizer_json(path)
+        add_configured(full, config, path)
+        bos_id = configured_id(full, config, "bos_token", path)
+        eos_id = configured_id(full, config, "eos_token", path)
+        add_bos = configured_flag(config, "add_bos_token", path)
+        if add_bos is None:
+            # The file's own post-processor decides: Llama 3 keeps its BOS there.
+            written = written_before(full, path)
+            bos_id = written if bos_id is None else bos_id
+            add_bos = written is not None and written == bos_id
+        assumed = (NO_EOS,) if configured_flag(config, "add_eos_token", path) else ()
+        return cls(
+            full,
+            spelling,
+            source=path.name,
+            bos_id=bos_id,
+            eos_id=eos_id,
+            end_ids=(),
+            add_bos=add_bos,
+            assumed=assumed,
+        )
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, object], source: str) -> Tokenizer:
+        """Build the tokenizer that a GGUF file's `tokenizer.ggml.*` keys describe; `source` is the file's name.
+
+        Raises ModelFileError, naming the key, for anything missing, malformed or unknown.
+        """
+        vocabulary = read_gguf_vocabulary(metadata, source)
+        return cls(
+            vocabulary.build(source),
+            vocabulary.spelling,
+            source=source,
+            bos_id=vocabulary.bos_id,
+            eos_id=vocabulary.eos_id,
+            end_ids=vocabulary.end_ids,
+            add_bos=vocabulary.add_bos,
+            assumed=vocabulary.assumed + ((NO_EOS,) if metadata.get("tokenizer.ggml.add_eos_token") else ()),
+        )
+
+    def encode(self, text: str, *, markers: bool = False, inner: bool = False) -> list[int]:
+        """The ids of `text`, without BOS. The text of added tokens is plain text unless `markers`.
+
+        `inner`: the text follows a marker in a larger text. Some vocabularies put a space before the larger text only.
+        """
+        if markers:
+            return self._encode(self._full, text)
+        ids = self._encode(self._inner if inner else self._plain, text)
+        if self._never_plain.isdisjoint(ids):
+            return ids
+        # The merges themselves can spell a marker. So do without them: this happens once.
+        with library_errors(f"{self.source}: the vocabulary cannot be used without its added tokens"):
+            self._plain = without_markers(self._full, self._never_plain)
+            self._inner = after_text(self._plain)
+        return self._encode(self._inner if inner else self._plain, text)
+
+    def segments(self, text: str) -> list[str | int]:
+        """`text` cut at its markers: stretches of plain text (never empty), and the id of each marker between them.
+
+        White space that a marker swallows (`lstrip`, `rstrip`) is in none of them.
+        """
+        pieces: list[str | int] = []
+        end = 0
+        for id, start, stop in self._marker_spans(text):
+            if start > end:
+                pieces.append(text[end:start])
+            pieces.append(id)
+            end = stop
+        if end < len(text):
+            pieces.append(text[end:])
+        return pieces
+
+    def spellings(self, text: str) -> dict[str, int]:
+        """The markers that `text` holds, as it spells them, with their ids.
+
+        A marker that is looked for in normalized text has more spellings than its own.
+        """
+        found = {marker: id for marker, id in self.marker_ids.items() if marker in text}
+        if self._normalized:
+            spelled = {text[start:stop].strip(): id for id, start, stop in self._marker_spans(text)}
+            found |= {marker: id for marker, id in spelled.items() if marker}
+        return found
+
+    def prompt(self, text: str) -> list[int]:
+        """The ids of a raw prompt: markers are parsed, and one BOS starts it if the model's config asks for that."""
+        ids = self.encode(text, markers=True)
+        if self.add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids.insert(0, self.bos_id)
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, inner: bool = False) -> str:
+        """The text of `ids`; broken UTF-8 becomes U+FFFD. Ids the vocabulary doesn't have are empty.
+
+        `inner`: the ids continue others, so a space that they start with is their own.
+        """
+        hidden = self.special_ids if skip_special else frozenset()
+        text = b"".join(self.token_bytes(id) for id in ids if id not in hidden).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self._spelling.space_first and not inner else text
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes an id stands for (a marker: its text); empty for an id the vocabulary doesn't have."""
+        known = self._bytes.get(id)
+        if known is not None:
+            return known
+        if not 0 <= id < self.vocab_size:
+            return b""
+        if id in self._marker_text:
+            data = self._marker_text[id].encode()
+        else:
+            token = self._full.id_to_token(id)
+            data = b"" if token is None else self._spelling.to_bytes(token)
+        self._bytes[id] = data
+        return data
+
+    @property
+    def bos_token(self) -> str | None:
+        """The text of `bos_id`, as templates write it."""
+        return None if self.bos_id is None else self.token_bytes(self.bos_id).decode("utf-8", "replace")
+
+    @property
+    def eos_token(self) -> str | None:
+        """The text of `eos_id`, as templates write it."""
+        return None if self.eos_id is None else self.token_bytes(self.eos_id).decode("utf-8", "replace")
+
+    def id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it (`<think>`, `Ġthe`), or None."""
+        return self._ids.get(token)
+
+    def _marker_spans(self, text: str) -> list[tuple[int, int, int]]:
+        """(id, start, end) of each marker in `text`."""
+        with self._encoding_errors(text):
+            encoding = self._full.encode(text, add_special_tokens=False)
+        found = zip(encoding.ids, encoding.offsets, strict=True)
+        return [(id, start, stop) for id, (start, stop) in found if self._is_marker(id, text[start:stop])]
+
+    def _is_marker(self, id: int, written: str) -> bool:
+        # The unknown token can also stand for characters that have no token.
+        return id in self._never_plain or (id in self._marker_text and written.strip() == self._marker_text[id])
+
+    def _encode(self, tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+        with self._encoding_errors(text):
+            if len(text) < LONG_TEXT:
+                encoding = tokenizer.encode(text, add_special_tokens=False)
+            else:
+                (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        return ids
+
+    @contextmanager
+    def _encoding_errors(self, text: str) -> Iterator[None]:
+        """Refuse text that is not text, and a vocabulary that the library finds unusable only now."""
+        try:
+            with library_errors(f"{self.source}: the tokenizer cannot encode a text"):
+                yield
+        except ModelFileError as error:
+            if not isinstance(error.__cause__, TypeError):
+                raise
+            bad = next((at for at, char in enumerate(text) if 0xD800 <= ord(char) <= 0xDFFF), None)
+            if bad is None:
+                raise
+            raise ParameterError(
+                f"text: half a character (lone surrogate {text[bad]!a}) at position {bad}; send whole characters"
+            ) from None
