@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
 
-.PHONY: help demo test test-all fuzz lint bench clean
+.PHONY: help demo test test-all fuzz lint size bench docs clean
 
 help:
 	@echo "make demo      install qkv into .venv, fetch SmolLM2 (93 MB) and ask it a question"
@@ -11,8 +11,10 @@ help:
 	@echo "make test-all  everything, with torch and transformers as oracles, under 60 minutes"
 	@echo "make fuzz      200,000 damaged model files and more; QKV_FUZZ_COUNT is the number of each kind"
 	@echo "make lint      ruff and mypy"
+	@echo "make size      lines of each room of src/qkv; fails over the budget in .ci/size.py"
 	@echo "make bench     qkv beside the engines that are installed, an hour and more; BENCH='--quick --models q4_0': three minutes"
 	@echo "make docs      the book as a site, in site/"
+	@echo "make clean     delete .venv and site/"
 
 demo: .venv/installed
 	$(BIN)/qkv run -m smollm2 "What is the capital of France?"
@@ -33,6 +35,9 @@ lint: .venv/test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+size:
+	@$(PYTHON) .ci/size.py
 
 bench: .venv/bench
 	$(BIN)/python -m benchmarks.compare $(BENCH)

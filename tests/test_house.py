@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import qkv
 
 SOURCE = Path(qkv.__file__).parent
+ROOT = Path(__file__).resolve().parent.parent
 
 # What each room may import, beside itself and the leaves that everyone may (errors, progress, settings).
 LEAVES = {"errors", "progress", "settings"}
@@ -73,3 +80,48 @@ def test_every_public_name_can_be_imported():
 def test_nothing_compiled_is_in_the_package():
     suffixes = {file.suffix for file in SOURCE.rglob("*") if file.is_file() and "__pycache__" not in file.parts}
     assert suffixes <= {".py", ".typed"}
+
+
+def test_every_target_that_is_no_file_is_phony():
+    """Else a folder of that name, such as docs/, makes `make` do nothing. And `make help` names each."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
+    phony = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE).group(1).split())
+    named = set(re.findall(r'@echo "make ([\w-]+) ', makefile))
+    assert targets == phony == named | {"help"}
+
+
+def test_the_size_gate_counts_lines_and_fails_over_its_budget(tmp_path, monkeypatch, capsys):
+    spec = importlib.util.spec_from_file_location("size", ROOT / ".ci" / "size.py")
+    size = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(size)
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "one.py").write_text("a\n\n# b\n")
+    (tmp_path / "room" / "two.py").write_text("c\n" * 5)
+    (tmp_path / "top.py").write_text("d\n")
+    (tmp_path / "not.txt").write_text("e\n")
+    monkeypatch.setattr(size, "SOURCE", tmp_path)
+    assert size.rooms_of(size.lines_of(tmp_path)) == {"room/": 8, "top files": 1}
+    for total, file, complaint in ((9, 5, ""), (8, 5, "1 over its budget"), (9, 4, "room/two.py has 5 lines")):
+        monkeypatch.setattr(size, "BUDGET", total)
+        monkeypatch.setattr(size, "FILE_BUDGET", file)
+        assert size.main() == bool(complaint)
+        assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_the_suite_takes_ctrl_c_though_it_was_started_in_the_background(tmp_path):
+    """A shell's background job begins with SIGINT ignored. The suite's processes and their children must not."""
+    child = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    (tmp_path / "test_it.py").write_text(
+        f"import subprocess, sys\ndef test_it():\n    command = [sys.executable, '-c', {child!r}]\n"
+        "    assert subprocess.check_output(command) == b'True\\n'\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "conftest", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(SOURCE.parent)])}
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done.returncode == 0, done.stdout
