@@ -116,6 +116,8 @@ def both_ways(llm: LLM, params: SamplingParams, messages=HELLO, **options):
     assert streamed.token_ids == whole.token_ids
     assert streamed.finish_reason == whole.finish_reason
     assert streamed.logprobs == whole.logprobs
+    assert [choice for chunk in chunks for choice in chunk.logprobs] == (streamed.logprobs or [])
+    assert stream.prompt_tokens == streamed.timings.prompt_tokens
     arguments: dict[int, str] = {}
     for delta in (delta for chunk in chunks for delta in chunk.tool_calls):
         arguments[delta.index] = arguments.get(delta.index, "") + delta.arguments
@@ -148,6 +150,17 @@ def test_thinking_is_told_apart_by_what_the_prompt_and_the_model_say(llms, templ
     with dictated(llm, ids_of(llm, said)):
         whole, _ = both_ways(llm, SAID, thinking=thinking)
     assert (whole.thinking, whole.text, whole.finish_reason) == (*expected, "stop")
+
+
+def test_a_stream_may_set_the_variables_of_its_template_and_no_others(llms):
+    llm = llms()
+    for value in (False, True):
+        stream = llm.stream_chat(HELLO, SAID, template_variables={"enable_thinking": value, "unread": [1, None]})
+        assert stream.prompt_tokens == llm.stream_chat(HELLO, SAID, thinking=value).prompt_tokens
+        stream.close()
+    for name in ("messages", "tools", "bos_token", "add_generation_prompt", "chat_template", "no name"):
+        with pytest.raises(ParameterError, match=f"^template_variables: '{name}'"):
+            llm.stream_chat(HELLO, SAID, template_variables={name: "x"})
 
 
 def test_thinking_that_is_cut_off_is_no_answer(llms):

@@ -73,6 +73,8 @@ class Chunk:
     """Which of the n answers it belongs to."""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     """What it adds to the tools' calls."""
+    logprobs: tuple[Choice, ...] = ()
+    """The tokens that came since the answer's last chunk, if log-probabilities are asked for."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +111,17 @@ class Writer:
     def __init__(self, pipeline: OutputPipeline, index: int, mailbox: Mailbox | None) -> None:
         self._pipeline, self._index, self._mailbox = pipeline, index, mailbox
         self._deltas: list[Delta] = []
+        self._untold: list[Choice] = []  # with log-probabilities, since the last chunk
 
     def push(self, choice: Choice) -> bool:
         """Take a token; True if a stop string ends the text."""
+        if choice.logprob is not None:
+            self._untold.append(choice)
         return self._write(self._pipeline.push(choice.token)).stopped
 
     def finish(self, generation: Generation, timings: Timings) -> Completion:
         """No more tokens come: write what was held back; the whole answer."""
-        self._write(self._pipeline.finish())
+        self._write(self._pipeline.finish(), last=True)
         params = generation.params
         assert generation.finish_reason is not None and params.seed is not None
         return Completion(
@@ -131,11 +136,12 @@ class Writer:
             tool_calls=tuple(collect(call for delta in self._deltas for call in delta.tool_calls)),
         )
 
-    def _write(self, delta: Delta) -> Delta:
-        if delta.content or delta.thinking or delta.tool_calls:
+    def _write(self, delta: Delta, *, last: bool = False) -> Delta:
+        if delta.content or delta.thinking or delta.tool_calls or (last and self._untold):
             self._deltas.append(delta)
+            logprobs, self._untold = tuple(self._untold), []
             if self._mailbox is not None:
-                self._mailbox.put(Chunk(delta.content, delta.thinking, self._index, delta.tool_calls))
+                self._mailbox.put(Chunk(delta.content, delta.thinking, self._index, delta.tool_calls, logprobs))
         return delta
 
 
@@ -202,6 +208,7 @@ class Answering:
         self._mailbox = Mailbox()
         self._ready: deque[Chunk | Completion] = deque()
         self._over = False
+        self.prompt_tokens = len(job.prompt_ids)
         self._running = job.start(self._mailbox, chunks=True)
 
     def __iter__(self) -> Answering:
@@ -269,6 +276,12 @@ class Stream:
                 self._completion = item
             else:
                 yield item
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompt has."""
+        assert isinstance(self._chunks, Answering)
+        return self._chunks.prompt_tokens
 
     @property
     def completion(self) -> Completion:

@@ -210,9 +210,10 @@ class LLM:
         thinking: bool | None = None,
         tools: Tools | None = None,
         tool_choice: ToolChoice = None,
+        template_variables: Mapping[str, Any] | None = None,
     ) -> Stream:
-        """Like `chat`, piece by piece."""
-        return Stream(Answering(self._chat_job(messages, params, thinking, tools, tool_choice)))
+        """Like `chat`, piece by piece. template_variables: what the model's chat template reads besides."""
+        return Stream(Answering(self._chat_job(messages, params, thinking, tools, tool_choice, template_variables)))
 
     # -------------------------------------------------------------------------------------- texts that are there
 
@@ -268,12 +269,14 @@ class LLM:
         thinking: bool | None,
         tools: Tools | None,
         tool_choice: ToolChoice,
+        template_variables: Mapping[str, Any] | None = None,
     ) -> Job:
         if self._template is None:
             raise ParameterError(f"messages: {self.name} has no chat template; use generate() with a plain prompt")
         if thinking and not self.can_think:
             raise ParameterError(f"thinking: {self.name} cannot think: its vocabulary has no thinking markers")
-        ids = encode_chat(self._template, self.tokenizer, messages, tools=tools, thinking=thinking)
+        variables = _free_variables(template_variables or {})
+        ids = encode_chat(self._template, self.tokenizer, messages, tools=tools, thinking=thinking, **variables)
         markers = self.tokenizer.id("<think>"), self.tokenizer.id("</think>")
         split = ThinkingSplit(*markers, ids, self.tokenizer.special_ids)
         return self._job(ids, params, split, thinking=thinking is not False, tools=tools, tool_choice=tool_choice)
@@ -338,6 +341,17 @@ def _is_one(prompt: Any) -> bool:
     if isinstance(prompt, str) or not isinstance(prompt, Sequence) or not prompt:
         return True
     return isinstance(prompt[0], Integral)
+
+
+_OWN_VARIABLES = {"messages", "tools", "thinking", "add_generation_prompt", "continue_final_message", "chat_template"}
+
+
+def _free_variables(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Variables of a chat template that a request may set. Raises ParameterError for one that is not free."""
+    for name in given:
+        if name in _OWN_VARIABLES or name.endswith("_token") or not name.isidentifier():
+            raise ParameterError(f"template_variables: {name[:40]!r} cannot be set; leave it out")
+    return given
 
 
 def _context(wanted: int | None, most: int) -> int:
