@@ -17,7 +17,7 @@ help:
 	@echo "make clean     delete .venv and site/"
 
 demo: .venv/installed
-	$(BIN)/qkv run -m smollm2 "What is the capital of France?"
+	$(BIN)/qkv run -m smollm2 --temp 0 "What is the capital of France?"
 
 test: .venv/test
 	@$(BIN)/qkv warmup -q --weights f32  # once, before several processes want the same

@@ -70,8 +70,7 @@ def kept(smollm2):
 @pytest.fixture
 def model_at_hand(kept, smollm2, monkeypatch):
     """What pages ask for by name is the test suite's SmolLM2."""
-    monkeypatch.setattr(qkv.weights.names, "resolve", lambda name: smollm2)
-    monkeypatch.setattr(qkv.llm, "resolve", lambda name, progress: smollm2)
+    monkeypatch.setattr(qkv.weights.names, "resolve", lambda name, **_: smollm2)
     monkeypatch.setattr(qkv.weights.names, "find", lambda name: smollm2)
     monkeypatch.setattr(qkv.weights.checkpoint, "open_checkpoint", lambda path: kept)
 

@@ -61,7 +61,8 @@ def test_every_command_the_readme_names_exists():
 def test_the_readme_example_runs_and_says_what_it_says(smollm2, monkeypatch):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     code = re.search(r"```python\n(.*?)```", readme, re.DOTALL).group(1)
-    run = f"import qkv.llm\nqkv.llm.resolve = lambda name, **k: __import__('pathlib').Path({str(smollm2)!r})\n{code}"
+    found = f"lambda name, **k: __import__('pathlib').Path({str(smollm2)!r})"
+    run = f"import qkv.weights.names\nqkv.weights.names.resolve = {found}\n{code}"
     result = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert "The capital of France is Paris." in result.stdout

@@ -31,8 +31,9 @@ MAY_IMPORT = {
     "measure": {"model", "kernels", "runtime"},
     "completion": {"engine", "text"},
     "batch": {"completion", "engine"},
-    "llm": {"batch", "completion", "engine", "text", "weights", "model", "kernels", "runtime"},
-    "cli": {"llm", "explain", "measure", "engine", "text", "weights", "model", "kernels", "runtime"},
+    "opened": {"text", "weights", "model", "runtime"},
+    "llm": {"opened", "batch", "completion", "engine", "text", "weights", "model", "kernels", "runtime"},
+    "cli": {"llm", "opened", "explain", "measure", "engine", "text", "weights", "model", "kernels", "runtime"},
     "__main__": {"cli"},
     # The package's own face: names for type checkers and lazily loaded ones.
     "__init__": {"llm", "engine"},

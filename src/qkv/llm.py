@@ -5,7 +5,6 @@ Text becomes ids (`qkv.text`), ids become more ids (`qkv.engine`), ids become te
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -21,24 +20,19 @@ from qkv.engine.engine import MAX_QUEUE, Engine
 from qkv.engine.params import SamplingParams
 from qkv.engine.prefix import CacheStats
 from qkv.engine.scoring import Score, score
-from qkv.errors import ModelFileError, ParameterError, QkvError
+from qkv.errors import ParameterError, QkvError
 from qkv.kernels.kvcache import KINDS
-from qkv.model.compiled import CompiledDecoder, block_bytes, compile_kernels, pool_blocks
+from qkv.model.compiled import CompiledDecoder, block_bytes, pool_blocks
 from qkv.model.config import ModelConfig
 from qkv.model.cost import decode_bytes
+from qkv.opened import open_model, thread_count
 from qkv.progress import Progress, silent
-from qkv.runtime.cores import available_cores
-from qkv.runtime.team import MAX_THREADS
 from qkv.text.answer.output import OutputPipeline
 from qkv.text.answer.thinking import ThinkingSplit
 from qkv.text.constrain.guides import Guides
 from qkv.text.constrain.toolchoice import ToolChoice, Tools, may_call
-from qkv.text.prompt.template import ChatTemplate, encode_chat
-from qkv.text.tokens.tokenizer import Tokenizer
-from qkv.weights.checkpoint import Checkpoint, open_checkpoint
-from qkv.weights.load import formats_of, load_weights
-from qkv.weights.names import resolve
-from qkv.weights.report import report
+from qkv.text.prompt.template import encode_chat
+from qkv.weights.load import check_format
 
 __all__ = ["LLM", "Chunk", "Completion", "Score", "Stream", "Timings"]
 
@@ -86,28 +80,25 @@ class LLM:
         progress: Progress = silent,
     ) -> None:
         self.name = str(model)
-        checkpoint = open_checkpoint(resolve(self.name, progress=progress))
-        self.config = checkpoint.config
+        check_format(weights)
+        self.threads = thread_count(threads)
+        opened = open_model(self.name, progress)
+        self.config = opened.config
         self.cache = _cache(cache, self.config)
         self.context = _context(context, self.config.max_position_embeddings)
-        self.threads = thread_count(threads)
         if speculation not in SPECULATION:
             raise ParameterError(f'speculation must be None or "prompt", got {speculation!r}')
         if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 1:
             raise ParameterError(f"max_queue must be a whole number of at least 1, got {max_queue!r}")
         pool_blocks(self.config, self.cache, self.context, cache_bytes)  # raises for too few bytes, before loading
-        self.tokenizer = open_tokenizer(checkpoint)
-        checkpoint.notes.extend(self.tokenizer.assumed)
-        self._generation_config = checkpoint.generation_config
-        self._template = _template(checkpoint, self.tokenizer)
-        compile_kernels(formats_of(self.config, checkpoint.tensors, weights), progress)
-        started = time.perf_counter()
-        loaded = load_weights(self.config, checkpoint.tensors, wanted=weights, threads=self.threads, progress=progress)
-        self.load_report = report(checkpoint, loaded, time.perf_counter() - started)
-        self.weight_bytes = loaded.bytes_per_token
+        self.tokenizer, self._template = opened.tokenizer, opened.template
+        self._generation_config = opened.generation_config
+        loaded = opened.load(weights, threads=self.threads, progress=progress)
+        self.load_report = loaded.report
+        self.weight_bytes = loaded.weights.bytes_per_token
         decoder = CompiledDecoder(
             self.config,
-            loaded,
+            loaded.weights,
             cache=cache,
             context=self.context,
             threads=self.threads,
@@ -120,12 +111,12 @@ class LLM:
             decoder,
             vocab_size=self.config.vocab_size,
             context=self.context,
-            end_ids=checkpoint.end_ids,
+            end_ids=opened.checkpoint.end_ids,
             max_queue=max_queue,
             speculation=speculation == "prompt",
             name=self.name,
         )
-        self._guides = Guides(self.tokenizer, vocab_size=self.config.vocab_size, end_ids=checkpoint.end_ids)
+        self._guides = Guides(self.tokenizer, vocab_size=self.config.vocab_size, end_ids=opened.checkpoint.end_ids)
         self._end = weakref.finalize(self, _end, self._engine, decoder)
         self._end.atexit = False  # the engine has its own
 
@@ -367,32 +358,3 @@ def _cache(kind: str, config: ModelConfig) -> str:
         raise ParameterError(f"cache must be one of {', '.join(KINDS)}, got {kind!r}")
     block_bytes(config, kind)  # raises for a kind that does not exist, or not for this model
     return kind
-
-
-def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of a model's files. Raises ModelFileError where they have none."""
-    if isinstance(checkpoint.tokenizer, Path):
-        return Tokenizer.from_file(checkpoint.tokenizer, checkpoint.tokenizer_config)
-    if checkpoint.tokenizer is None:
-        raise ModelFileError(f"{checkpoint.path}: has no tokenizer.json; put the model's own beside its weights")
-    return Tokenizer.from_gguf(checkpoint.tokenizer, checkpoint.path.name)
-
-
-def _template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:
-    if checkpoint.chat_template is None:
-        return None
-    return ChatTemplate(
-        checkpoint.chat_template,
-        bos_token=tokenizer.bos_token,
-        eos_token=tokenizer.eos_token,
-        name=checkpoint.path.name,
-    )
-
-
-def thread_count(wanted: int | None) -> int:
-    """How many threads to use: as many as are wanted, None for the cores of this process. Raises ParameterError."""
-    if wanted is None:
-        return available_cores()
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or not 1 <= wanted <= MAX_THREADS:
-        raise ParameterError(f"threads must be a whole number from 1 to {MAX_THREADS}, got {wanted!r}")
-    return wanted

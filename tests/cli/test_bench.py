@@ -89,7 +89,7 @@ def test_table(folder, capsys):
         (["--batches", "257"], "--batches can be at most 256 here, got 257"),
         (["--depths", "0", "--prompts", "0", "--batches", "0"], "leave nothing to measure"),
         (["--rounds", "0"], "--rounds must be from 1 to 1000, got 0"),
-        (["--threads", "0"], "threads must be from 1 to 512, got 0"),
+        (["--threads", "0"], "threads must be a whole number from 1 to 512, got 0"),
         (["--cache", "int2"], "cache must be one of f32, f16, int8, got 'int2'"),
         (["--weights", "int3"], "weights: unknown format 'int3'"),
         (["-m", "no-such-model"], "no-such-model"),

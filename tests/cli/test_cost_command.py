@@ -11,6 +11,7 @@ import pytest
 from qkv.cli.main import execute
 from qkv.model.config import PRESETS
 from qkv.model.cost import decode_cost, prefill_cost
+from qkv.opened import open_model
 
 GIVEN = ["--gbps", "20", "--gflops", "100"]
 QWEN3 = PRESETS["Qwen/Qwen3-0.6B"]
@@ -83,6 +84,22 @@ def test_a_folder_needs_only_its_config(capsys: pytest.CaptureFixture[str], tmp_
     size = 2 * 320 * 64 + 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 96 + 2 * 64) + 64
     assert re.search(rf"^parameters +{size:,}$", out, re.MULTILINE)
     assert "at most 512 positions" in out  # 1,024 were asked for
+
+
+@pytest.mark.parametrize(("options", "formats"), [([], "int4m + int8"), (["--weights", "int4"], "int4 + int4m")])
+def test_files_are_counted_as_they_would_be_loaded(
+    capsys: pytest.CaptureFixture[str], smollm2: Path, options: list[str], formats: str
+) -> None:
+    """SmolLM2's file has 4-bit matrices and a token table of another type: every byte of them, none estimated."""
+    wanted = options[-1] if options else None
+    loaded = open_model(str(smollm2)).load(wanted, threads=2)
+    assert " + ".join(sorted(loaded.weights.formats)) == formats
+    assert execute(["cost", "-m", str(smollm2), *options, *GIVEN]) == 0
+    out = capsys.readouterr().out
+    assert f"weights {formats}\n" in out
+    decode = tables(out)[1]
+    matrices = sum(number(decode[part][3]) for part in ("q, k, v", "o_proj", "MLP", "head"))
+    assert matrices == pytest.approx(loaded.weights.bytes_per_token, rel=0.006)
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_impossible_options_are_one_line(folder, text, capsys, options, message)
 
 def test_more_formats_than_memory_is_said_before_loading(folder, text, capsys, monkeypatch):
     monkeypatch.setattr("qkv.runtime.memory.free_memory", lambda: 1000)
-    monkeypatch.setattr("qkv.weights.load.load_weights", lambda *_, **__: pytest.fail("nothing is loaded"))
+    monkeypatch.setattr("qkv.opened.Opened.load", lambda *_, **__: pytest.fail("nothing is loaded"))
     refused(capsys, "1 kB are free", "-m", str(folder), "--compare", "f32,int8", text)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,8 @@ from qkv.cli import explain
 from qkv.cli.main import execute
 from qkv.explain import attention_cost
 from qkv.explain.trace import Heads
-from qkv.llm import open_tokenizer
 from qkv.model.cost import Limits
-from qkv.weights.checkpoint import open_checkpoint
+from qkv.opened import open_model
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +56,7 @@ def layers(smollm2: Path) -> list[Heads]:
 
 def test_a_file_is_traced(smollm2: Path, layers: list[Heads]) -> None:
     """30 layers of 9 query heads and 3 key/value heads of 64 numbers."""
-    checkpoint = open_checkpoint(smollm2)
-    T = len(open_tokenizer(checkpoint).prompt(explain.SAMPLE))
+    T = len(open_model(str(smollm2)).tokenizer.prompt(explain.SAMPLE))
     assert [(x.q.shape, x.k.shape, x.v.shape) for x in layers] == [((T, 9, 64), (T, 3, 64), (T, 3, 64))] * 30
 
 
@@ -126,10 +123,11 @@ def test_a_missing_plot_library_is_one_line(
     )
 
 
-def test_a_model_too_large_for_numpy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sysconf", lambda name: 1000)
-    with pytest.raises(explain.QkvError, match="takes 4 MB in float32, and this machine has 1 MB"):
-        explain._check_memory("m", 4_000_000)
+def test_a_model_too_large_for_numpy_is_refused(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qkv.runtime.memory.free_memory", lambda: 10**6)
+    monkeypatch.setattr("qkv.weights.tensor.StoredTensor.to_float32", lambda tensor: pytest.fail("nothing is read"))
+    with pytest.raises(explain.QkvError, match="takes 538 MB in float32, and 1 MB of memory are free"):
+        explain.trace(str(smollm2))
 
 
 def test_help_loads_nothing_heavy() -> None:

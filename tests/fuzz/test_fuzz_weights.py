@@ -284,7 +284,7 @@ def test_damaged_gguf_metadata(tmp_path):
             + name.encode()
             + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, 0, len(data))
         )
-        data += tensor.raw().tobytes()
+        data += tensor.rows().tobytes()
         data += bytes(-len(data) % 32)
 
     def make(rng: random.Random) -> bytes:

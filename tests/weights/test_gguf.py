@@ -82,7 +82,7 @@ def test_a_good_file_is_read(tmp_path):
     }
     assert file.tensors["a"].shape == (2, 4)
     assert np.array_equal(file.tensors["a"].to_float32(), values.reshape(2, 4))
-    assert not file.tensors["a"].raw().flags.writeable
+    assert not file.tensors["a"].rows().flags.writeable
 
 
 def test_version_2_is_read(tmp_path):
@@ -188,7 +188,7 @@ def test_random_blocks_of_every_type_equal_gguf(tmp_path, kind):
     path.write_bytes(file_bytes([], [tensor("a", [columns, rows], type_id)], data.tobytes()))
     ours = open_gguf(path).tensors["a"]
     theirs = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
-    assert np.array_equal(ours.raw(), data)
+    assert np.array_equal(ours.rows(), data)
     assert ours.to_float32().dtype == np.float32
     assert np.array_equal(ours.to_float32(), theirs)
     assert np.unique(theirs).size > 8
@@ -204,7 +204,7 @@ def equals_gguf_reader(path: Path) -> int:
         mine = ours.tensors[tensor.name]
         assert mine.shape == tuple(int(size) for size in tensor.shape[::-1])
         assert mine.dtype == tensor.tensor_type.name
-        assert mine.raw().tobytes() == tensor.data.tobytes()
+        assert mine.rows().tobytes() == tensor.data.tobytes()
         assert np.array_equal(mine.to_float32(), gguf.quants.dequantize(tensor.data, tensor.tensor_type))
     return len(theirs.tensors)
 

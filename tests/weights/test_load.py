@@ -186,7 +186,7 @@ def q4_k_file(path, config=BROAD, kinds=q4_k_kinds, change=None, **options):
 def assert_rounded_scales(values, tensor):
     """Nothing but the rounding of the scales is between these and the file's numbers."""
     error = np.abs(values.astype(np.float64) - tensor.to_float32())
-    assert (error <= q4_k_bound(tensor.raw())).all(), tensor.name
+    assert (error <= q4_k_bound(tensor.rows())).all(), tensor.name
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])

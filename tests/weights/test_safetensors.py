@@ -46,7 +46,7 @@ def test_a_file_equals_the_official_readers_view(tmp_path, dtype):
         assert ours[name].shape == values.shape
         assert ours[name].dtype == dtype
         assert np.array_equal(ours[name].to_float32(), values.astype(np.float32))
-        assert ours[name].raw().tobytes() == values.tobytes()
+        assert ours[name].rows().tobytes() == values.tobytes()
 
 
 def test_bfloat16_is_exact(tmp_path):

@@ -19,7 +19,7 @@ def test_rows_come_in_the_tensors_order():
     order = np.array([2, 0, 3, 1])
     tensor = stored(values, order)
     assert np.array_equal(tensor.to_float32(), values[order])
-    assert np.array_equal(tensor.raw().view(np.float32), values[order])
+    assert np.array_equal(tensor.rows().view(np.float32), values[order])
 
 
 def test_conversion_needs_the_result_and_a_slice():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,21 +17,11 @@ if TYPE_CHECKING:
     from qkv.measure.speed import Need, Point
     from qkv.model.compiled import PackedWeights
     from qkv.model.config import ModelConfig
+    from qkv.opened import Loaded
 
 DEFAULTS = {"decode": (128, 512, 2048), "prefill": (128, 512), "batch": (2, 8)}
 OPTIONS = {"decode": "--depths", "prefill": "--prompts", "batch": "--batches"}
 MOST_ROUNDS = 1000
-
-
-@dataclass
-class Loaded:
-    """A model ready to measure."""
-
-    name: str
-    path: Path
-    config: ModelConfig
-    weights: PackedWeights
-    seconds: float
 
 
 @dataclass
@@ -82,22 +70,28 @@ def bench(
     the fastest reading that memory gave in the same rounds; a model that fits into the processor's cache can be above
     100%. GOP/s is what limits prompts. Do nothing else on the machine meanwhile.
     """
-    from qkv.runtime.cores import available_cores
+    from qkv.kernels.kvcache import KINDS
+    from qkv.opened import open_model, thread_count
+    from qkv.weights.load import check_format
 
-    count = available_cores() if threads is None else threads
+    count = thread_count(threads)
+    check_format(weights)
+    if cache not in KINDS:
+        raise ParameterError(f"cache must be one of {', '.join(KINDS)}, got {cache!r}")
     if not 1 <= rounds <= MOST_ROUNDS:
         raise ParameterError(f"--rounds must be from 1 to {MOST_ROUNDS}, got {rounds}")
     wanted = {
         kind: numbers(OPTIONS[kind], text) for kind, text in zip(OPTIONS, (depths, prompts, batches), strict=True)
     }
     with Bars(quiet=quiet) as bars:
-        loaded = load(model, weights, cache, count, bars)
-        points = points_for(loaded.config, wanted)
-        reads, rows = measure(loaded, points, cache, count, rounds, bars)
+        opened = open_model(model, bars)
+        points = points_for(opened.config, wanted)
+        loaded = opened.load(weights, threads=count, progress=bars)
+        reads, rows = measure(opened.config, loaded.weights, points, cache, count, rounds, bars)
     if as_json:
-        terminal.write(json.dumps(as_object(loaded, reads, rows, cache, count)) + "\n")
+        terminal.write(json.dumps(as_object(model, loaded, reads, rows, cache, count)) + "\n")
     else:
-        terminal.write(terminal.for_output(report(loaded, reads, rows, cache, count)))
+        terminal.write(terminal.for_output(report(model, loaded, reads, rows, cache, count)))
 
 
 def numbers(option: str, text: str | None) -> list[int] | None:
@@ -128,30 +122,14 @@ def points_for(config: ModelConfig, wanted: dict[str, list[int] | None]) -> list
     return in_order(points)
 
 
-def load(name: str, weights: str | None, cache: str, threads: int, bars: Bars) -> Loaded:
-    """Fetch the model if need be, compile its kernels and load its weights. Raises QkvError."""
-    from qkv.kernels.kvcache import KINDS
-    from qkv.model.compiled import compile_kernels
-    from qkv.runtime.team import MAX_THREADS
-    from qkv.weights.checkpoint import open_checkpoint
-    from qkv.weights.load import check_format, formats_of, load_weights
-    from qkv.weights.names import resolve
-
-    check_format(weights)
-    if cache not in KINDS:
-        raise ParameterError(f"cache must be one of {', '.join(KINDS)}, got {cache!r}")
-    if not 1 <= threads <= MAX_THREADS:
-        raise ParameterError(f"threads must be from 1 to {MAX_THREADS}, got {threads}")
-    path = resolve(name, progress=bars)
-    checkpoint = open_checkpoint(path)
-    compile_kernels(formats_of(checkpoint.config, checkpoint.tensors, weights), bars)
-    began = time.perf_counter()
-    packed = load_weights(checkpoint.config, checkpoint.tensors, wanted=weights, threads=threads, progress=bars)
-    return Loaded(name, path, checkpoint.config, packed, time.perf_counter() - began)
-
-
 def measure(
-    loaded: Loaded, points: list[Point], cache: str, threads: int, rounds: int, bars: Bars
+    config: ModelConfig,
+    weights: PackedWeights,
+    points: list[Point],
+    cache: str,
+    threads: int,
+    rounds: int,
+    bars: Bars,
 ) -> tuple[list[float], list[Row]]:
     """Bytes per second of reading memory, once a round of every point, and the points' rows."""
     from qkv.measure.bandwidth import Reader
@@ -159,7 +137,7 @@ def measure(
 
     reader = Reader(threads, progress=bars)
     reader.tune(progress=bars)
-    bursts = Bursts(loaded.config, loaded.weights, points, cache=cache, threads=threads)
+    bursts = Bursts(config, weights, points, cache=cache, threads=threads)
     reads: list[float] = []
     rows = []
     for done, point in enumerate(points):
@@ -169,16 +147,17 @@ def measure(
         for _ in range(rounds):
             reads.append(reader.bytes / reader.seconds())
             seconds.append(bursts.burst(point) / point.steps)
-        rows.append(Row(point, seconds, need(point, loaded.config, loaded.weights, cache)))
+        rows.append(Row(point, seconds, need(point, config, weights, cache)))
     bars("measuring", len(points), len(points), "points")
     bursts.close()
     reader.close()
     return reads, rows
 
 
-def report(loaded: Loaded, reads: list[float], rows: list[Row], cache: str, threads: int) -> str:
+def report(model: str, loaded: Loaded, reads: list[float], rows: list[Row], cache: str, threads: int) -> str:
     """The table, at most 80 columns wide."""
     from qkv.explain.charts import table
+    from qkv.opened import label
 
     read = median(reads)
     lines = [["", "tokens/s", "ms a step", "MB a step", "GB/s", "of read", "GOP/s"]]
@@ -196,24 +175,26 @@ def report(loaded: Loaded, reads: list[float], rows: list[Row], cache: str, thre
             ]
         )
     head = [
-        ("model", f"{_label(loaded)} ({', '.join(sorted(loaded.weights.formats))} weights, {cache} cache)"),
-        ("loaded in", f"{loaded.seconds:.2f} s"),
+        ("model", f"{label(model)} ({', '.join(sorted(loaded.weights.formats))} weights, {cache} cache)"),
+        ("loaded in", f"{loaded.report.seconds:.2f} s"),
         ("memory", f"{read / 1e9:.1f} GB/s read, {terminal.count_text(threads, 'thread')}"),
     ]
     width = max(len(name) for name, _ in head)
     return "".join(f"{name:{width}}  {value}\n" for name, value in head) + "\n" + table(lines)
 
 
-def as_object(loaded: Loaded, reads: list[float], rows: list[Row], cache: str, threads: int) -> dict[str, Any]:
+def as_object(
+    model: str, loaded: Loaded, reads: list[float], rows: list[Row], cache: str, threads: int
+) -> dict[str, Any]:
     """The same for programs: rates per second, bytes and operations of a step, every round's seconds."""
     read = median(reads)
     return {
-        "model": loaded.name,
-        "path": str(loaded.path),
+        "model": model,
+        "path": loaded.report.path,
         "weights": sorted(loaded.weights.formats),
         "cache": cache,
         "threads": threads,
-        "load_seconds": loaded.seconds,
+        "load_seconds": loaded.report.seconds,
         "read_bytes_per_second": read,
         "points": [
             {
@@ -230,11 +211,6 @@ def as_object(loaded: Loaded, reads: list[float], rows: list[Row], cache: str, t
             for row in rows
         ],
     }
-
-
-def _label(loaded: Loaded) -> str:
-    """Short enough for a line: a path's last part."""
-    return Path(loaded.name).name if Path(loaded.name).exists() else loaded.name
 
 
 def _title(point: Point) -> str:

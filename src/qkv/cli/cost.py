@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qkv.cli import loading, options, terminal
 from qkv.cli.models import table
-from qkv.errors import ModelNotFoundError, ParameterError
+from qkv.errors import ParameterError
 
 if TYPE_CHECKING:
     from qkv.model.config import ModelConfig
-    from qkv.model.cost import Limits, Part
+    from qkv.model.cost import Limits, Part, Weights
+    from qkv.opened import Known
 
 
 def cost(
@@ -23,7 +23,10 @@ def cost(
         int, typer.Option("--context", help="T: tokens of the prompt, and where the new one is.")
     ] = 1024,
     batch: Annotated[int, typer.Option("--batch", help="B: sequences computed together.")] = 1,
-    weights: Annotated[str, typer.Option("--weights", help="int8, int4, int4m, bf16 or f32.")] = "int8",
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", help="int8, int4, int4m, bf16 or f32 (default: as run would load them, else int8)."),
+    ] = None,
     cache: options.Cache = "f16",
     gbps: Annotated[
         float | None, typer.Option("--gbps", help="Memory bandwidth in GB/s (default: measured here, in a second).")
@@ -45,40 +48,33 @@ def cost(
     is longer; --gflops is also taken for the 8-bit products of int8 and int4 weights.
     """
     from qkv.model.cost import decode_cost, prefill_cost
+    from qkv.opened import known_model
 
-    label, config = find_config(model)
-    prefill = prefill_cost(config, context, batch, weights=weights, cache=cache)
-    decode = decode_cost(config, context, batch, weights=weights, cache=cache)
+    known = known_model(model)
+    config, formats = known.config, formats_counted(known, weights)
+    prefill = prefill_cost(config, context, batch, weights=formats, cache=cache)
+    decode = decode_cost(config, context, batch, weights=formats, cache=cache)
     limits, source = machine_limits(gbps, gflops, threads)
     many = f" of each of {batch:,} sequences" if batch > 1 else ""
-    rows = _header(label, config, context, batch, cache)
+    rows = _header(known.label, config, context, batch, cache)
     rows.append(("limits", f"{limits_text(limits)} ({source})"))
-    text = table(rows) + f"\nPrefill of {terminal.count_text(context, 'token')}{many}, weights {weights}\n"
+    text = table(rows) + f"\nPrefill of {terminal.count_text(context, 'token')}{many}, weights {_names(formats)}\n"
     text += parts_table(prefill, limits)
     text += f"\nDecode of one token{many}, the one at position {context:,}\n" + parts_table(decode, limits)
     terminal.write(terminal.for_output(text))
 
 
-def find_config(name: str) -> tuple[str, ModelConfig]:
-    """A model's name for people, and its config: from its file's header, its config.json or a preset; never fetches.
+def formats_counted(known: Known, weights: str | None) -> Weights:
+    """Each matrix's format as it would be loaded where the files are here, else one format for all."""
+    from qkv.weights.load import CHOICES
 
-    Raises ModelNotFoundError, ModelFileError.
-    """
-    from qkv.model.config import PRESETS, from_hf
-    from qkv.weights.checkpoint import open_checkpoint
-    from qkv.weights.jsonfile import read_json
-    from qkv.weights.names import TAGS, find
+    if known.files is not None and weights in (None, *CHOICES):
+        return known.files.formats(weights)
+    return weights or "int8"
 
-    preset = TAGS.get(name.strip().lower(), name.strip())
-    if preset in PRESETS and not Path(name).exists():
-        return preset, PRESETS[preset]
-    path = find(name)
-    if path is None:
-        raise ModelNotFoundError(f"{name} is not on this machine; fetch it: qkv pull {name}")
-    described = path / "config.json"
-    if described.exists():
-        return name, from_hf(read_json(described), str(described))
-    return name, open_checkpoint(path).config
+
+def _names(formats: Weights) -> str:
+    return formats if isinstance(formats, str) else " + ".join(sorted({*formats.values()}))
 
 
 def machine_limits(gbps: float | None, gflops: float | None, threads: int | None) -> tuple[Limits, str]:
@@ -103,9 +99,9 @@ def measured_limits(threads: int | None) -> tuple[Limits, str]:
     """This machine's limits, measured now."""
     from qkv.cli.bars import Bars
     from qkv.measure.limits import measure_limits
-    from qkv.runtime.cores import available_cores
+    from qkv.opened import thread_count
 
-    count = available_cores() if threads is None else threads
+    count = thread_count(threads)
     with Bars() as bars:
         limits = measure_limits(count, bars)
     return limits, f"measured, {terminal.count_text(count, 'thread')}"

@@ -19,9 +19,9 @@ from qkv.errors import ParameterError, QkvError
 if TYPE_CHECKING:
     from qkv.engine.scoring import Quality
     from qkv.model.compiled import CompiledDecoder
+    from qkv.opened import Opened
     from qkv.progress import Progress
     from qkv.text.tokens.tokenizer import Tokenizer
-    from qkv.weights.checkpoint import Checkpoint
 
 WINDOW = 1024
 ROWS = 128
@@ -68,21 +68,19 @@ def evaluate(
     """
     from qkv.engine.scoring import compare as compare_formats
     from qkv.engine.scoring import window_and_stride
-    from qkv.llm import open_tokenizer, thread_count
-    from qkv.weights.checkpoint import open_checkpoint
-    from qkv.weights.names import resolve
+    from qkv.opened import label, open_model, thread_count
 
     formats, count = _formats(compare, weights), thread_count(threads)
     text = read_text(file)
     with Bars(quiet=quiet) as bars, ExitStack() as stack:
-        checkpoint = open_checkpoint(resolve(model, progress=bars))
-        most = checkpoint.config.max_position_embeddings
+        opened = open_model(model, bars)
+        most = opened.config.max_position_embeddings
         span, step = window_and_stride(min(WINDOW, most) if window is None else window, stride, most)
-        ids = _tokens(open_tokenizer(checkpoint), text, tokens, file)
-        decoders = _open_all(stack, checkpoint, formats, cache, count, span, bars)
+        ids = _tokens(opened.tokenizer, text, tokens, file)
+        decoders = _load_all(stack, opened, formats, cache, count, span, bars)
         results = compare_formats(decoders, ids, window=span, stride=step, progress=bars)
-    names = [wanted or _own_formats(checkpoint) for wanted in formats]
-    report = Report(model, str(file), names, len(ids), span, step, results)
+    names = [wanted or " + ".join(sorted({*opened.formats(None).values()})) for wanted in formats]
+    report = Report(label(model), str(file), names, len(ids), span, step, results)
     terminal.write(json.dumps(report.as_json()) + "\n" if as_json else terminal.for_output(report.as_text()))
 
 
@@ -132,15 +130,9 @@ def _tokens(tokenizer: Tokenizer, text: str, most: int | None, file: Path) -> li
     return ids
 
 
-def _own_formats(checkpoint: Checkpoint) -> str:
-    from qkv.weights.load import formats_of
-
-    return " + ".join(sorted(formats_of(checkpoint.config, checkpoint.tensors, None)))
-
-
-def _open_all(
+def _load_all(
     stack: ExitStack,
-    checkpoint: Checkpoint,
+    opened: Opened,
     formats: Sequence[str | None],
     cache: str,
     threads: int,
@@ -148,24 +140,22 @@ def _open_all(
     progress: Progress,
 ) -> list[CompiledDecoder]:
     """The model in each format; the stack closes them. Raises QkvError when they do not fit into the memory."""
-    from qkv.model.compiled import CompiledDecoder, compile_kernels
+    from qkv.model.compiled import CompiledDecoder
     from qkv.runtime.memory import free_memory
-    from qkv.weights.load import formats_of, load_weights, packed_size
+    from qkv.weights.load import packed_size
 
-    config, tensors = checkpoint.config, checkpoint.tensors
-    needed, free = sum(packed_size(config, tensors, wanted) for wanted in formats), free_memory()
+    tensors = opened.checkpoint.tensors
+    needed, free = sum(packed_size(opened.config, tensors, wanted) for wanted in formats), free_memory()
     if len(formats) > 1 and free is not None and needed > free:
         raise QkvError(
             f"--compare: the weights in {len(formats)} formats need {terminal.bytes_text(needed)} and "
             f"{terminal.bytes_text(free)} are free; compare fewer at a time"
         )
-    for wanted in formats:
-        compile_kernels(formats_of(config, tensors, wanted), progress)
     decoders = []
     for wanted in formats:
-        loaded = load_weights(config, tensors, wanted=wanted, threads=threads, progress=progress)
+        weights = opened.load(wanted, threads=threads, progress=progress).weights
         decoder = CompiledDecoder(
-            config, loaded, cache=cache, context=window, threads=threads, outputs=ROWS, progress=progress
+            opened.config, weights, cache=cache, context=window, threads=threads, outputs=ROWS, progress=progress
         )
         stack.callback(decoder.close)
         decoders.append(decoder)

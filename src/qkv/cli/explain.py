@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.cli import options, terminal
-from qkv.cli.cost import find_config
 from qkv.cli.loading import DEFAULT_MODEL
 from qkv.errors import QkvError
 
@@ -81,18 +79,20 @@ def explain(
 
 def _scaling(model: str | None, width: int, threads: int | None) -> View:
     from qkv.explain import scaling
+    from qkv.opened import label
 
     result = scaling.compute()
     view = View(scaling.report(result, width), [lambda figure: scaling.draw(result, figure)])
     if model is None:
         return view
     found = scaling.compute_model(trace(model))
-    text = f"{view.text}\n{scaling.report_model(found, _label(model), width)}"
-    return View(text, [*view.draw, lambda figure: scaling.draw_model(found, _label(model), figure)])
+    text = f"{view.text}\n{scaling.report_model(found, label(model), width)}"
+    return View(text, [*view.draw, lambda figure: scaling.draw_model(found, label(model), figure)])
 
 
 def _mask(model: str | None, width: int, threads: int | None) -> View:
     from qkv.explain import mask
+    from qkv.opened import label
 
     if model is None:
         (q, k, v), source = mask.random_heads(), "random q, k and v"
@@ -100,43 +100,44 @@ def _mask(model: str | None, width: int, threads: int | None) -> View:
         layer, heads = _middle(trace(model))
         few = mask.POSITIONS
         q, k, v = heads.q[:few, 0], heads.k[:few, 0], heads.v[:few, 0]
-        source = f"{_label(model)}, layer {layer}, head 0"
+        source = f"{label(model)}, layer {layer}, head 0"
     cases = mask.compute(q, k, v)
     return View(mask.report(cases, source, width), [lambda figure: mask.draw(cases, figure)], height=7.5)
 
 
 def _convex(model: str | None, width: int, threads: int | None) -> View:
     from qkv.explain import convex
+    from qkv.opened import label
 
     if model is None:
         (q, k, v), source = convex.random_heads(), "random q, k and v; q of four sizes"
     else:
         layer, heads = _middle(trace(model))
-        (q, k, v), source = (heads.q, heads.k, heads.v), f"{_label(model)}, layer {layer}"
+        (q, k, v), source = (heads.q, heads.k, heads.v), f"{label(model)}, layer {layer}"
     result = convex.compute(q, k, v)
     return View(convex.report(result, source, width), [lambda figure: convex.draw(result, figure)])
 
 
 def _heads(model: str | None, width: int, threads: int | None) -> View:
     from qkv.explain import heads
+    from qkv.opened import known_model
 
-    name, config = find_config(model or DEFAULT_MODEL)
-    result = heads.compute(config)
-    label = _label(name)
-    return View(heads.report(result, label, width), [lambda figure: heads.draw(result, label, figure)])
+    known = known_model(model or DEFAULT_MODEL)
+    result = heads.compute(known.config)
+    return View(heads.report(result, known.label, width), [lambda figure: heads.draw(result, known.label, figure)])
 
 
 def _cost(model: str | None, width: int, threads: int | None) -> View:
     from qkv.cli.bars import Bars
     from qkv.explain import attention_cost
-    from qkv.runtime.cores import available_cores
+    from qkv.opened import known_model, thread_count
 
-    name, config = find_config(model or DEFAULT_MODEL)
+    known = known_model(model or DEFAULT_MODEL)
     with Bars() as bars:
-        result = attention_cost.compute(config, available_cores() if threads is None else threads, bars)
-    label = _label(name)
+        result = attention_cost.compute(known.config, thread_count(threads), bars)
     return View(
-        attention_cost.report(result, label, width), [lambda figure: attention_cost.draw(result, label, figure)]
+        attention_cost.report(result, known.label, width),
+        [lambda figure: attention_cost.draw(result, known.label, figure)],
     )
 
 
@@ -158,37 +159,24 @@ def trace(model: str) -> list[Heads]:
     """Fetch a model if need be, and run it in NumPy on `SAMPLE`: q, k and v of every layer."""
     from qkv.cli.bars import Bars
     from qkv.explain.trace import Traced
-    from qkv.llm import open_tokenizer
-    from qkv.weights.checkpoint import open_checkpoint
-    from qkv.weights.names import resolve
+    from qkv.opened import open_model
+    from qkv.runtime.memory import free_memory
 
     with Bars() as bars:
-        checkpoint = open_checkpoint(resolve(model, progress=bars))
-        tokenizer = open_tokenizer(checkpoint)
-        _check_memory(model, 4 * checkpoint.config.parameter_count)
+        opened = open_model(model, bars)
+        ids, stored = opened.tokenizer.prompt(SAMPLE), opened.checkpoint.tensors
+        needed, free = 4 * opened.config.parameter_count, free_memory()
+        if free is not None and needed > free:
+            raise QkvError(
+                f"{model} takes {terminal.bytes_text(needed)} in float32, and {terminal.bytes_text(free)} of memory "
+                "are free; look into a smaller one, such as smollm2"
+            )
         tensors = {}
-        for done, (name, tensor) in enumerate(checkpoint.tensors.items()):
-            bars(f"reading {model}", done, len(checkpoint.tensors), "tensors")
+        for done, (name, tensor) in enumerate(stored.items()):
+            bars(f"reading {model}", done, len(stored), "tensors")
             tensors[name] = tensor.to_float32()
-        bars(f"reading {model}", len(tensors), len(tensors), "tensors")
-    return Traced(checkpoint.config, tensors).trace(tokenizer.prompt(SAMPLE))
-
-
-def _check_memory(model: str, needed: int) -> None:
-    try:
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not known here
-        return
-    if needed > 0.9 * there:
-        raise QkvError(
-            f"{model} takes {terminal.bytes_text(needed)} in float32, and this machine has "
-            f"{terminal.bytes_text(there)} of memory; look into a smaller one, such as smollm2"
-        )
-
-
-def _label(model: str) -> str:
-    """A model's name, or the last part of its path."""
-    return Path(model).name if Path(model).exists() else model
+        bars(f"reading {model}", len(stored), len(stored), "tensors")
+    return Traced(opened.config, tensors).trace(ids)
 
 
 def _width() -> int:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qkv.cli import terminal
 from qkv.cli.models import table
-from qkv.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
     from qkv.model.config import ModelConfig
-    from qkv.weights.checkpoint import Checkpoint
+    from qkv.opened import Opened
     from qkv.weights.report import Amount, LoadReport
 
 Rows = list[tuple[str, ...]]
@@ -27,20 +25,14 @@ def info(name: Annotated[str, typer.Argument(help="Hub id, short name, .gguf fil
     qkv info Qwen/Qwen3-0.6B
     qkv info ./model.gguf
     """
-    from qkv.model.config import PRESETS
-    from qkv.weights.checkpoint import open_checkpoint
-    from qkv.weights.names import TAGS, find
+    from qkv.opened import known_model
 
-    path = find(name)
-    if path is not None:
-        checkpoint = open_checkpoint(path)
-        rows = [("model", name), *shape_rows(checkpoint.config), *_file_rows(checkpoint)]
+    known = known_model(name)
+    rows = [("model", known.label), *shape_rows(known.config)]
+    if known.files is None:
+        rows.append(("weights", f"not downloaded; fetch them: qkv pull {known.label}"))
     else:
-        preset = TAGS.get(name.strip().lower(), name.strip())
-        if preset not in PRESETS:
-            raise ModelNotFoundError(f"{name} is not on this machine; fetch it: qkv pull {name}")
-        rows = [("model", preset), *shape_rows(PRESETS[preset])]
-        rows.append(("weights", f"not downloaded; fetch them: qkv pull {preset}"))
+        rows += _file_rows(known.files)
     terminal.write(terminal.for_output(table(rows)))
 
 
@@ -67,13 +59,14 @@ def shape_rows(config: ModelConfig) -> Rows:
     ]
 
 
-def _file_rows(checkpoint: Checkpoint) -> Rows:
+def _file_rows(files: Opened) -> Rows:
     from qkv.weights.report import stored_amounts
 
+    checkpoint = files.checkpoint
     rows: Rows = [
         ("weights", _amount(amount, "tensor", "tensors")) for amount in stored_amounts(checkpoint.tensors.values())
     ]
-    rows.append(("tokenizer", _tokenizer(checkpoint)))
+    rows.append(("tokenizer", "none" if checkpoint.tokenizer is None else f"{files.tokenizer.vocab_size:,} tokens"))
     rows.append(("chat template", "no" if checkpoint.chat_template is None else "yes"))
     rows.append(("end tokens", ", ".join(map(str, checkpoint.end_ids)) or "none"))
     rows.append(("path", str(checkpoint.path)))
@@ -95,15 +88,3 @@ def _amount(amount: Amount, thing: str, things: str) -> str:
     """`BF16: 1.2 GB in 197 tensors`."""
     count = f"{amount.count:,} {thing if amount.count == 1 else things}"
     return f"{amount.format}: {terminal.bytes_text(amount.bytes)} in {count}"
-
-
-def _tokenizer(checkpoint: Checkpoint) -> str:
-    from qkv.text.tokens.tokenizer import Tokenizer
-
-    if checkpoint.tokenizer is None:
-        return "none"
-    if isinstance(checkpoint.tokenizer, Path):
-        tokenizer = Tokenizer.from_file(checkpoint.tokenizer, checkpoint.tokenizer_config)
-    else:
-        tokenizer = Tokenizer.from_gguf(checkpoint.tokenizer, checkpoint.path.name)
-    return f"{tokenizer.vocab_size:,} tokens"

@@ -8,7 +8,6 @@ import typer
 
 from qkv.cli import loading, options, terminal
 from qkv.cli.bars import Bars
-from qkv.errors import ModelNotFoundError
 
 
 def warmup(
@@ -29,20 +28,12 @@ def warmup(
     for its checkpoint (int8, unless --weights says otherwise); of other models the files say what they need.
     """
     from qkv.model.compiled import compile_kernels
-    from qkv.model.config import PRESETS
-    from qkv.weights.checkpoint import open_checkpoint
-    from qkv.weights.load import check_format, formats_of
-    from qkv.weights.names import TAGS, find
+    from qkv.opened import known_model
+    from qkv.weights.load import check_format
 
     check_format(weights)
-    path = find(model)
-    if path is None:
-        if TAGS.get(model.strip().lower(), model.strip()) not in PRESETS:
-            raise ModelNotFoundError(f"{model} is not on this machine; fetch it: qkv pull {model}")
-        formats = frozenset({weights or "int8"})
-    else:
-        checkpoint = open_checkpoint(path)
-        formats = formats_of(checkpoint.config, checkpoint.tensors, weights)
+    files = known_model(model).files
+    formats = frozenset(files.formats(weights).values() if files else {weights or "int8"})
     with Bars(quiet=quiet) as bars:
         compile_kernels(formats, bars)
     if not quiet:

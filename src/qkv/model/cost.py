@@ -17,8 +17,9 @@ speed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from qkv.errors import ParameterError
 from qkv.kernels.formats import ROWS, packed_bytes
@@ -26,6 +27,9 @@ from qkv.kernels.kvcache import BLOCK, half_block_bytes
 from qkv.model.compiled import STEP_TOKENS
 from qkv.model.config import ModelConfig
 
+Weights = str | Mapping[str, str]
+
+TABLE = "model.embed_tokens.weight"
 NORM_FLOP = 4  # a number: squared, added up, times 1/rms, times its weight
 MOST = 10**9  # positions or sequences; far beyond any machine, and no product of them overflows a float
 
@@ -90,11 +94,12 @@ def total(parts: Iterable[Part]) -> Part:
 
 
 def prefill_cost(
-    config: ModelConfig, tokens: int, batch: int = 1, *, weights: str = "int8", cache: str = "f16"
+    config: ModelConfig, tokens: int, batch: int = 1, *, weights: Weights = "int8", cache: str = "f16"
 ) -> list[Part]:
     """The cost of `batch` prompts of `tokens` tokens each, nothing cached before, up to their first new token.
 
-    weights: a format of `kernels.formats.FORMATS`; cache: a kind of `kernels.kvcache.KINDS`. Raises ParameterError.
+    weights: a format of `kernels.formats.FORMATS` for all matrices, or each matrix's format by its Hugging Face name.
+    cache: a kind of `kernels.kvcache.KINDS`. Raises ParameterError.
     """
     _check(tokens, batch)
     rows = batch * tokens
@@ -116,7 +121,7 @@ def prefill_cost(
 
 
 def decode_cost(
-    config: ModelConfig, context: int, batch: int = 1, *, weights: str = "int8", cache: str = "f16"
+    config: ModelConfig, context: int, batch: int = 1, *, weights: Weights = "int8", cache: str = "f16"
 ) -> list[Part]:
     """The cost of one new token for each of `batch` sequences, each token the `context`-th of its sequence.
 
@@ -153,20 +158,24 @@ class _Amounts:
     cached: int  # positions read from the cache
 
 
-def _parts(config: ModelConfig, amounts: _Amounts, weights: str, cache: str) -> list[Part]:
-    layers, hidden = config.num_hidden_layers, config.hidden_size
-    mlp, vocab = config.intermediate_size, config.vocab_size
+def _parts(config: ModelConfig, amounts: _Amounts, weights: Weights, cache: str) -> list[Part]:
+    layers, hidden, vocab = config.num_hidden_layers, config.hidden_size, config.vocab_size
+    shapes = config.parameter_shapes()
     heads, kv_heads, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     q_size, kv_size = heads * d, kv_heads * d
+    head = TABLE if config.tie_word_embeddings else "lm_head.weight"
     computed_heads = kv_heads * (-(-config.heads_per_kv_head // 2) * 2)  # the kernels take query heads two by two
-    int8 = weights.startswith("int")
     half_cache = round(amounts.cached * cache_bytes_per_position(config, cache) / 2)
 
-    def matrices(name: str, *shapes: tuple[int, int], biases: int = 0) -> Part:
-        """Matrices (outputs, inputs) of every layer."""
-        size = layers * sum(rows * columns for rows, columns in shapes)
-        packed = layers * (sum(packed_bytes(weights, *shape) for shape in shapes) + 4 * biases)
-        flop = 2 * amounts.rows * size
+    def format_of(matrix: str) -> str:
+        return weights if isinstance(weights, str) else weights[matrix]
+
+    def matrices(name: str, *kinds: str, biases: int = 0) -> Part:
+        """The matrices of these kinds in every layer."""
+        every = [f"model.layers.{layer}.{kind}.weight" for layer in range(layers) for kind in kinds]
+        size = sum(prod(shapes[matrix]) for matrix in every)
+        packed = sum(packed_bytes(format_of(matrix), *shapes[matrix]) for matrix in every) + 4 * layers * biases
+        flop, int8 = 2 * amounts.rows * size, all(format_of(matrix).startswith("int") for matrix in every)
         return Part(name, size + layers * biases, flop, flop, amounts.passes * packed, 0, int8)
 
     def attention(name: str, pairs: int) -> Part:
@@ -178,7 +187,14 @@ def _parts(config: ModelConfig, amounts: _Amounts, weights: str, cache: str) -> 
     biases = q_size + 2 * kv_size if config.qkv_bias else 0
     table = vocab * hidden
     return [
-        Part("embedding", table, 0, 0, amounts.rows * packed_bytes(weights, ROWS, hidden) // ROWS, 0),
+        Part(
+            "embedding",
+            table,
+            0,
+            0,
+            amounts.rows * packed_bytes(format_of(TABLE), ROWS, hidden) // ROWS,
+            0,
+        ),
         Part(
             "norms",
             norm_numbers + hidden,
@@ -187,19 +203,19 @@ def _parts(config: ModelConfig, amounts: _Amounts, weights: str, cache: str) -> 
             4 * amounts.passes * (norm_numbers + hidden),
             0,
         ),
-        matrices("q, k, v", (q_size, hidden), (kv_size, hidden), (kv_size, hidden), biases=biases),
+        matrices("q, k, v", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", biases=biases),
         attention("scores", amounts.scores),
         attention("values", amounts.values),
-        matrices("o_proj", (hidden, q_size)),
-        matrices("MLP", (mlp, hidden), (mlp, hidden), (hidden, mlp)),
+        matrices("o_proj", "self_attn.o_proj"),
+        matrices("MLP", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
         Part(
             "head",
             0 if config.tie_word_embeddings else table,
             2 * amounts.textbook_outputs * table,
             2 * amounts.outputs * table,
-            amounts.output_passes * packed_bytes(weights, vocab, hidden),
+            amounts.output_passes * packed_bytes(format_of(head), vocab, hidden),
             0,
-            int8,
+            format_of(head).startswith("int"),
         ),
     ]
 

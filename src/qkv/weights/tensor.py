@@ -31,17 +31,13 @@ SLICE = 1 << 20  # numbers converted at a time: bounds the memory beside the res
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """One tensor of a model file; nothing is read from disk until `raw` or `to_float32` looks at it."""
+    """One tensor of a model file; nothing is read from disk until `rows` or `to_float32` looks at it."""
 
     name: str
     shape: tuple[int, ...]  # NumPy order: (outputs, inputs) for a matrix
     dtype: str  # a key of BLOCKS
     data: npt.NDArray[np.uint8]  # [rows, bytes per row], as stored; a vector is one row
     row_order: npt.NDArray[np.intp] | None = None  # row i of the tensor is stored row row_order[i]
-
-    def raw(self) -> npt.NDArray[np.uint8]:
-        """uint8 [rows, bytes per row] in the tensor's row order; a read-only view where no reordering is needed."""
-        return self.rows(0, self.data.shape[0])
 
     def to_float32(self) -> npt.NDArray[np.float32]:
         """The values, exact, with the tensor's shape. Needs the result's memory and a few megabytes."""
@@ -52,8 +48,11 @@ class StoredTensor:
             result[start : start + step] = decode(self.dtype, self.rows(start, start + step))
         return result.reshape(self.shape)
 
-    def rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """`raw` of rows start … stop-1 only."""
+    def rows(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.uint8]:
+        """uint8 [rows, bytes per row]: rows start … stop-1 in the tensor's order.
+
+        A read-only view where no reordering is needed.
+        """
         return self.data[start:stop] if self.row_order is None else self.data[self.row_order[start:stop]]
 
     def same_values(self, other: StoredTensor) -> bool:
