@@ -124,8 +124,7 @@ def both_ways(llm: LLM, params: SamplingParams, messages=HELLO, **options):
     assert list(arguments) == list(range(len(whole.tool_calls)))
     assert list(arguments.values()) == [call.arguments for call in whole.tool_calls]
     assert [call.name for call in streamed.tool_calls] == [call.name for call in whole.tool_calls]
-    for chunk in chunks:
-        assert not {"<think>", "</think>", "<|im_end|>"} & {chunk.text, chunk.thinking}
+    assert all("<|im_end|>" not in (chunk.text, chunk.thinking) for chunk in chunks)
     return whole, chunks
 
 
@@ -143,6 +142,8 @@ def both_ways(llm: LLM, params: SamplingParams, messages=HELLO, **options):
         (OPENED, None, "hm", ("hm", "")),
         (SWITCH, None, "<think>hm", ("hm", "")),
         (SWITCH, None, "a <think>b</think> c", ("b", "a  c")),
+        (SWITCH, None, "<think>hm</think>a<think>b</think> <tool_call>c", ("hm", "a<think>b</think> <tool_call>c")),
+        (SWITCH, False, "a<think>b", ("", "a<think>b")),
     ],
 )
 def test_thinking_is_told_apart_by_what_the_prompt_and_the_model_say(llms, template, thinking, said, expected):
@@ -227,6 +228,18 @@ EVERY_WAY = pytest.mark.parametrize(
         (f"{CALL}\n{CALL}\n", "", [ARGUMENTS, ARGUMENTS]),
         ('<tool_call>{"name":"f","arguments":"{\\"a\\":1}"}</tool_call>', "", ['{"a":1}']),
         ('<tool_call>{"arguments":{"a":1},"name":"f"}</tool_call>', "", ['{"a":1}']),
+        ('<tool_call>{"name":"f","parameters":{"a":1}', "", ['{"a":1}']),
+        (
+            f'<tool_call>{{"name":"f","arguments":{{"a":NaN}}}}</tool_call>{CALL}',
+            '<tool_call>{"name":"f","arguments":{"a":NaN}}</tool_call>',
+            [ARGUMENTS],
+        ),
+        (
+            "<think>hm</think>"
+            '<tool_call>{"name":"f","arguments":{"a":"</tool_call><tool_call><think></think>"}}</tool_call>',
+            "",
+            ['{"a":"</tool_call><tool_call><think></think>"}'],
+        ),
     ],
 )
 def test_calls_are_taken_out_of_the_answer(llms, said, text, calls, tool_markers, speculation):
@@ -236,9 +249,10 @@ def test_calls_are_taken_out_of_the_answer(llms, said, text, calls, tool_markers
     assert whole.text == text
     assert [(call.name, call.arguments) for call in whole.tool_calls] == [("f", arguments) for arguments in calls]
     assert whole.finish_reason == "tool_calls"
-    first = [delta for chunk in chunks for delta in chunk.tool_calls if delta.id is not None]
-    assert [delta.index for delta in first] == list(range(len(calls)))
-    assert len({delta.id for delta in first}) == len(calls)
+    deltas = [delta for chunk in chunks for delta in chunk.tool_calls]
+    assert [delta.arguments for delta in deltas] == calls  # each call comes whole
+    assert [delta.index for delta in deltas] == list(range(len(calls)))
+    assert len({delta.id for delta in deltas} - {None}) == len(calls)
 
 
 @EVERY_WAY
@@ -251,6 +265,7 @@ def test_finish_reason_says_what_came(llms, tool_markers, speculation):
         ("no call", 99, "stop"),
         (CALL, 400, "tool_calls"),
         (CALL, 30, "length"),
+        (CALL.removesuffix("}\n</tool_call>"), len(ids_of(llm, CALL.removesuffix("}\n</tool_call>"))), "length"),
         (CALL, 3, "length"),
         (tail, cut, "length"),
     ]:

@@ -121,7 +121,7 @@ class Writer:
 
     def finish(self, generation: Generation, timings: Timings) -> Completion:
         """No more tokens come: write what was held back; the whole answer."""
-        self._write(self._pipeline.finish(), last=True)
+        self._write(self._pipeline.finish(cut=generation.finish_reason != "stop"), last=True)
         params = generation.params
         assert generation.finish_reason is not None and params.seed is not None
         return Completion(

@@ -76,8 +76,18 @@ def test_half_characters_are_flushed_where_they_belong(tiny):
     assert tiny.token_bytes(half[-1]) != "😀".encode()
     open_id, close_id = tiny.id("<think>"), tiny.id("</think>")
     assert answer(tiny, [open_id, *half, close_id, *half]) == ("\ufffd", "\ufffd", False)
-    # A stop string can be found in what only the end makes complete.
-    assert answer(tiny, half, stops="\ufffd") == ("", "", True)
+
+
+@pytest.mark.parametrize("tools", [True, False])
+@pytest.mark.parametrize(("said", "stop", "text"), [("", "\ufffd", ""), ("ab", "b\ufffd", "a"), ("a", "x", "a\ufffd")])
+def test_a_stop_string_that_only_the_end_completes_is_a_stop(tiny, said, stop, text, tools):
+    """An answer that max_tokens cuts off in the middle of a character."""
+    path = OutputPipeline(tiny, stop, ThinkingSplit(None, None, []), tools=tools)
+    deltas = [path.push(id) for id in tiny.encode(said) + tiny.encode("😀")[:-1]]
+    assert path.finish_reason("length") == "length"
+    deltas.append(path.finish(cut=True))
+    assert "".join(delta.content for delta in deltas) == text
+    assert path.finish_reason("length") == ("length" if text.endswith("\ufffd") else "stop")
 
 
 @given(st.data())
@@ -85,16 +95,15 @@ def test_any_ids_make_the_texts_of_their_parts(tiny, data):
     frequent = st.sampled_from([*tiny.marker_ids.values(), tiny.id("Ċ")])
     ids = data.draw(st.lists(st.integers(0, tiny.vocab_size - 1) | frequent))
     open_id, close_id = tiny.id("<think>"), tiny.id("</think>")
-    parts = [("content", [])]
-    for id in ids:
-        if id in (open_id, close_id):
-            parts.append(("thinking" if id == open_id else "content", []))
-        else:
-            parts[-1][1].append(id)
-    first, *others = [(kind, tiny.decode(part)) for kind, part in parts]
-    content = first[1] + "".join(text.lstrip("\n") for kind, text in others if kind == "content")
-    thinking = "".join(text for kind, text in others if kind == "thinking")
-    assert answer(tiny, ids) == (thinking.strip("\n"), content, False)
+    opened = ids.index(open_id) if open_id in ids else len(ids)
+    start = 0 if ids[:1] == [close_id] else opened  # a first marker that closes ends a thinking of nothing
+    closed = ids.index(close_id, start) if close_id in ids[start:] else len(ids)
+    before, thought, after = (
+        tiny.decode([id for id in part if id not in tiny.special_ids], skip_special=False)
+        for part in (ids[:start], ids[start + 1 : closed], ids[closed + 1 :])
+    )
+    thinking, content = thought.strip("\n"), before + after.lstrip("\n")
+    assert answer(tiny, ids) == (thinking, content, False)
 
 
 def test_the_text_room_needs_no_arrays():

@@ -3,7 +3,7 @@
     id → thinking or content → characters → tool calls → newlines trimmed → stop strings (content only) → text
 
 What is still held at the end goes the same way, so a whole answer is the sum of its stream. End ids never come here:
-the engine keeps them.
+the engine keeps them. A marker (`<think>`, `<tool_call>` and what closes them) that marks nothing is its text.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from qkv.text.answer.thinking import Kind, NewlineTrim, ThinkingSplit
 from qkv.text.answer.tools import CLOSE, OPEN, Parsed, ToolCallDelta, ToolCallParser
 from qkv.text.tokens.detokenizer import Detokenizer
 from qkv.text.tokens.tokenizer import Tokenizer
+
+Reason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class OutputPipeline:
     ) -> None:
         self._stops = StopStrings(stops)
         self._split = split
-        self._detokenizer = Detokenizer(tokenizer)
+        markers = {split.open_id, split.close_id, *(tokenizer.marker_ids.get(marker) for marker in (OPEN, CLOSE))}
+        self._detokenizer = Detokenizer(tokenizer, hidden=tokenizer.special_ids - markers)
         self._thinking_trim = NewlineTrim(both=True)
         self._content_trim = NewlineTrim(both=False) if split.after_thinking else None
         self._open, self._close = (tokenizer.marker_ids.get(marker) if tools else None for marker in (OPEN, CLOSE))
@@ -51,6 +54,8 @@ class OutputPipeline:
         """The text that this id completes."""
         if self._stops.stopped:
             return Delta(stopped=True)
+        if self._calls is not None and self._calls.inside:
+            return self._content(id)
         before = self._split.kind
         event = self._split.push(id)
         if event is None:  # no character goes on across a marker
@@ -58,33 +63,38 @@ class OutputPipeline:
             if self._split.kind == "content":  # so it was the closing one
                 self._content_trim = NewlineTrim(both=False)
             return delta
-        kind, id = event
-        if kind == "content" and self._calls is not None and id in (self._open, self._close):
-            return self._marker(self._calls, opening=id == self._open)
-        return self._emit(kind, self._detokenizer.push(id))
+        if self._split.kind == "content":
+            return self._content(id)
+        return self._emit("thinking", self._detokenizer.push(id))
 
-    def finish(self) -> Delta:
-        """The rest: unfinished characters as U+FFFD, and what looked like the start of a stop string or of a call."""
+    def finish(self, *, cut: bool = False) -> Delta:
+        """The rest: unfinished characters as U+FFFD, and what looked like the start of a stop string or of a call.
+
+        cut: the answer did not end by itself (max_tokens, the end of the context): a call that has no end is text.
+        """
         delta = self._emit(self._split.kind, self._detokenizer.finish())
-        if delta.stopped:
-            return delta
-        if self._calls is not None:
-            delta = _sum(delta, self._sort(self._calls.finish()))
-            if delta.stopped:
-                return delta
-        return _sum(delta, Delta(content=self._stops.finish()))
+        if self._calls is not None and not delta.stopped:
+            delta = _sum(delta, self._sort(self._calls.finish(cut=cut)))
+        return delta if delta.stopped else _sum(delta, Delta(content=self._stops.finish()))
 
-    def finish_reason(self, reason: Literal["stop", "length"]) -> Literal["stop", "length", "tool_calls"]:
-        """The answer's finish reason, when the engine's is `reason`: an answer cut off stays that."""
-        called = self._calls is not None and self._calls.complete > 0
-        return "tool_calls" if called and reason != "length" else reason
+    def finish_reason(self, reason: Reason) -> Reason | Literal["tool_calls"]:
+        """The answer's finish reason, when the engine's is `reason`. The last piece may have completed a stop string.
 
-    def _marker(self, calls: ToolCallParser, *, opening: bool) -> Delta:
-        """A marker of tool calls came, as a token."""
+        Calls count in an answer that ended by itself: one that was cut off stays that.
+        """
+        if self._stops.stopped:
+            reason = "stop"
+        called = self._calls is not None and self._calls.count > 0
+        return "tool_calls" if called and reason == "stop" else reason
+
+    def _content(self, id: int) -> Delta:
+        """An id of the answer, perhaps a marker of tool calls."""
+        if self._calls is None or id not in (self._open, self._close):
+            return self._emit("content", self._detokenizer.push(id))
         before = self._emit("content", self._detokenizer.finish())
         if before.stopped:
             return before
-        return _sum(before, self._sort(calls.open() if opening else calls.close()))
+        return _sum(before, self._sort(self._calls.marker(OPEN if id == self._open else CLOSE)))
 
     def _emit(self, kind: Kind, text: str) -> Delta:
         if kind == "thinking":

@@ -3,6 +3,8 @@
 Text is never searched for `<think>`: a marker is one id, and the same letters written out are ordinary text. Whether
 the answer starts inside thinking is read from the prompt's ids, not from a flag, because templates and `/no_think`
 switches decide it: an opening marker left open at the prompt's end means thinking.
+
+Thinking is what stands between the first pair of markers. Every other marker is its text.
 """
 
 from __future__ import annotations
@@ -35,13 +37,17 @@ class ThinkingSplit:
         """What the next id would be, unless it is a marker."""
         self.after_thinking = last is not None and last == self.close_id
         """Whether content follows a closed thinking block (in the prompt or in the output)."""
+        self._first = True  # whether no id has come yet
 
     def push(self, id: int) -> tuple[Kind, int] | None:
-        """The id with its kind, or None for a marker, which belongs to no text."""
-        if id == self.open_id:
+        """The id with its kind. None for a marker that opens or closes the thinking: it belongs to no text."""
+        first, self._first = self._first, False
+        if id == self.open_id and self.kind == "content" and not self.after_thinking:
             self.kind = "thinking"
             return None
-        if id == self.close_id:
+        if id == self.open_id and self.kind == "thinking" and first:
+            return None  # the prompt has opened the thinking already
+        if id == self.close_id and (self.kind == "thinking" or (first and not self.after_thinking)):
             self.kind = "content"
             self.after_thinking = True
             return None

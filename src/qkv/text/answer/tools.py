@@ -1,33 +1,34 @@
-"""Tool calls as Qwen's models write them, taken out of the answer while it comes.
+"""Tool calls as Qwen's models write them, taken out of the answer.
 
     <tool_call>
     {"name": "weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-The arguments are passed on as the model wrote them, piece by piece: their concatenation is the JSON text of the object.
-What was decided where engines differ:
+A block is held until it closes. Then it is read once, as JSON: it is one or more whole calls, or plain text.
 
 * Where the vocabulary has the markers as tokens (Qwen's 151657 and 151658), only these count, and the same letters
   written out are text. Where it has none, the letters are the markers.
-* `arguments` may come before `name` (then it waits for it), may be missing, null or an empty string ("{}"), and may be
-  a string that holds the object: that is decoded once. Other keys are dropped; of a repeated key the first counts.
-* Objects that follow each other between two markers are a call each. White space around them is dropped.
-* A name that is not among the tools given is passed on: the program that runs tools can tell the model.
-* What turns out not to be a call stays text: everything from the opening marker on, and the markers, is content. Of a
-  call that breaks after its arguments have begun, these stay a call that is not complete, and the rest is content.
+* A marker inside a JSON string is part of that string.
+* `arguments` may also be called `parameters`. It may be missing, null or empty ("{}"), and it may be a string that
+  holds the object. Other keys are dropped.
+* A call that lacks only its last braces is completed, unless the answer was cut off there.
+* A name that is not among the given tools is passed on: the program that runs tools can tell the model.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
-
-from qkv.text.answer.callreader import CallReader
-from qkv.text.answer.jsonscan import SPACE, NotJsonError
+from typing import Any, NamedTuple, NoReturn
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+SPACE = " \t\n\r"
+"""White space, as JSON knows it."""
+MAX_MISSING = 8
+"""A call that lacks more closing braces than this is no call."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call. `arguments` is JSON text, of an object if the call is complete."""
+    """A call. `arguments` is the JSON text of an object."""
 
     id: str
     name: str
@@ -72,165 +73,217 @@ class Parsed(NamedTuple):
 class ToolCallParser:
     """Sorts content into text and calls. The result does not depend on where the text is cut into pieces.
 
-    by_id: the markers are tokens; say `open()` and `close()` where one comes. Otherwise the text is searched for them.
+    by_id: the markers are tokens; say `marker()` where one comes. Otherwise the text is searched for them.
     """
 
     def __init__(self, *, by_id: bool) -> None:
-        self.complete = 0
-        """How many calls have come to their end."""
+        self.count = 0
+        """How many calls were found."""
         self._by_id = by_id
         self._content: list[str] = []
-        self._deltas: list[ToolCallDelta] = []
-        self._state: Callable[[str], str] = self._outside
+        self._calls: list[ToolCallDelta] = []
         self._held = ""  # the start of a marker, perhaps
-        self._gap = ""  # white space after a call: dropped unless text follows
-        self._after_call = False
-        self._started = 0  # calls of which something has been passed on
-        self._call = CallReader()
-        self._raw: list[str] = []  # what came since the opening marker, while no call of the block has been passed on,
-        self._fresh = False  # which is when this is true; afterwards, since the object that is being read began
+        self._gap: str | None = None  # white space after a call: dropped unless text follows
+        self._block: list[str] | None = None  # what came since the opening marker
+        self._marks: set[int] = set()  # which parts of the block are markers inside a string
+        self._string = _StringState()
+        self._markers_only = False  # whether a marker is one inside a string, too
+
+    @property
+    def inside(self) -> bool:
+        """Whether a block is open."""
+        return self._block is not None
 
     def push(self, text: str) -> Parsed:
         """What the next text completes."""
-        text, self._held = self._held + text, ""
-        while text:
-            text = self._state(text)
-        return self._take()
-
-    def open(self) -> Parsed:
-        """The opening marker's token came."""
-        self._leave()
-        self._enter()
-        return self._take()
-
-    def close(self) -> Parsed:
-        """The closing marker's token came."""
-        if self._state == self._outside:
-            self._say(CLOSE)
+        if self._by_id:
+            self._text(text)
         else:
-            self._leave(CLOSE)
+            *parts, rest = _MARKER.split(self._held + text)
+            for part in parts:
+                (self._marker if part in (OPEN, CLOSE) else self._text)(part)
+            self._held = _start_of_marker(rest)
+            self._text(rest[: len(rest) - len(self._held)])
         return self._take()
 
-    def finish(self) -> Parsed:
-        """The rest: what looked like a marker or a call and has no end."""
-        held, self._held = self._held, ""
-        if self._state == self._outside:
-            self._say(held)
-        else:
-            self._raw.append(held)
-            self._leave()
+    def marker(self, marker: str) -> Parsed:
+        """A marker's token came: OPEN or CLOSE."""
+        self._marker(marker)
+        return self._take()
+
+    def finish(self, *, cut: bool) -> Parsed:
+        """The rest. `cut`: the answer did not end by itself, so a block that is open is no call."""
+        self._text(self._held)
+        self._held = ""
+        if self._block is not None:
+            self._end_block("", cut=cut)
         return self._take()
 
     def _take(self) -> Parsed:
-        taken = Parsed("".join(self._content), tuple(self._deltas))
+        taken = Parsed("".join(self._content), tuple(self._calls))
         self._content.clear()
-        self._deltas.clear()
+        self._calls.clear()
         return taken
 
-    # The four states. Each takes what it can from the start of a text and returns the rest.
-
-    def _outside(self, text: str) -> str:
-        if self._after_call:
-            rest = text.lstrip(SPACE)
-            self._gap += text[: len(text) - len(rest)]
-            text = rest
-        before, found, rest = self._split(OPEN, text)
-        self._say(before)
-        if found:
-            self._enter()
-        return rest
-
-    def _between(self, text: str) -> str:
-        rest = text.lstrip(SPACE)
-        if self._fresh:
-            self._raw.append(text[: len(text) - len(rest)])
-        if rest.startswith("{"):
-            self._call = CallReader()
-            self._state = self._inside
-        elif rest and not self._by_id and CLOSE.startswith(rest[: len(CLOSE)]):
-            if len(rest) < len(CLOSE):
-                self._held = rest
-                return ""
-            self._leave(CLOSE)
-            return rest[len(CLOSE) :]
-        elif rest:
-            self._break()
-        return rest
-
-    def _inside(self, text: str) -> str:
-        call, broken = self._call, False
-        try:
-            end = call.feed(text)
-        except NotJsonError as error:
-            end, broken = error.at, True
-        if not call.started:
-            self._raw.append(text[:end])
-        self._pass_on(call)
-        if broken:
-            self._break()
-        elif call.done:
-            self.complete += 1
-            self._state = self._between
-        return text[end:]
-
-    def _broken(self, text: str) -> str:
-        before, found, rest = self._split(CLOSE, text)
-        self._content.append(before)
-        if found:
-            self._leave(CLOSE)
-        return rest
-
-    # What happens between states.
-
-    def _say(self, text: str) -> None:
-        if text:
-            self._content.append(self._gap + text)
-            self._gap, self._after_call = "", False
-
-    def _enter(self) -> None:
-        self._state, self._fresh = self._between, True
-        self._gap = ""
-
-    def _pass_on(self, call: CallReader) -> None:
-        arguments = call.take()
-        if not arguments:
-            return
-        if call.started:
-            self._deltas.append(ToolCallDelta(self._started - 1, None, None, arguments))
-            return
-        self._deltas.append(ToolCallDelta(self._started, f"call_{secrets.token_hex(12)}", call.name, arguments))
-        self._started += 1
-        call.started = True
-        self._fresh = False
-        self._raw.clear()
-
-    def _break(self) -> None:
-        """What the block holds is no call: it becomes content, and so does the rest of the block."""
-        self._content.append((OPEN if self._fresh else "") + "".join(self._raw))
-        self._raw.clear()
-        self._state = self._broken
-
-    def _leave(self, marker: str = "") -> None:
-        """The block is over. What of it has become neither call nor content becomes content."""
-        if self._state == self._outside:
-            return
-        if self._state == self._broken:
-            self._content.append("".join(self._raw))
+    def _text(self, text: str) -> None:
+        if self._block is not None:
+            self._block.append(text)
+            self._string.push(text)
+        elif self._gap is None:
+            self._content.append(text)
         else:
-            self._content.append((OPEN if self._fresh else "") + "".join(self._raw))
-        if self._fresh:
-            self._content.append(marker)
-        self._after_call = not self._fresh
-        self._raw.clear()
-        self._state = self._outside
+            self._gap += text
+            if self._gap.strip(SPACE):
+                self._content.append(self._gap)
+                self._gap = None
 
-    def _split(self, marker: str, text: str) -> tuple[str, bool, str]:
-        """The text before a marker, whether there is one, and the text after it. Its start, at the end, is held."""
-        if self._by_id:
-            return text, False, ""
-        before, found, rest = text.partition(marker)
-        if found:
-            return before, True, rest
-        held = next((n for n in range(len(marker) - 1, 0, -1) if text.endswith(marker[:n])), 0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held], False, ""
+    def _marker(self, marker: str) -> None:
+        if self._block is not None and self._string.inside and not self._markers_only:
+            self._marks.add(len(self._block))
+            self._text(marker)
+            return
+        if self._block is not None:
+            self._end_block(marker if marker == CLOSE else "")
+        elif marker == CLOSE:
+            self._text(CLOSE)
+        if marker == OPEN:
+            self._block, self._string = [], _StringState()
+
+    def _end_block(self, marker: str, *, cut: bool = False) -> None:
+        """The block is over. `marker`: what closed it, "" if nothing did."""
+        parts, marks = self._block or [], self._marks
+        self._block, self._marks = None, set()
+        body = "".join(parts)
+        calls = [] if cut else read_calls(body)
+        for name, arguments in calls:
+            self._calls.append(ToolCallDelta(self.count, f"call_{secrets.token_hex(12)}", name, arguments))
+            self.count += 1
+            self._gap = ""
+        if not calls and marks:
+            self._sort_again(parts, marks, marker, cut=cut)
+        elif not calls:
+            self._text(OPEN + body + marker)
+
+    def _sort_again(self, parts: list[str], marks: set[int], marker: str, *, cut: bool) -> None:
+        """A block whose strings hold markers is no call. Perhaps a quote is missing, and the markers were markers."""
+        self._block, self._string, self._markers_only = [], _StringState(), True
+        for at, part in enumerate(parts):
+            (self._marker if at in marks else self._text)(part)
+        self._markers_only = False
+        if self._block is not None:
+            self._end_block(marker, cut=cut)
+        else:
+            self._text(marker)
+
+
+class _StringState:
+    """Follows a text that should be a JSON object; `inside` says whether it stands in a string."""
+
+    def __init__(self) -> None:
+        self.inside = False
+        self._is_object: bool | None = None
+        self._escaped = False
+
+    def push(self, text: str) -> None:
+        for char in text:
+            if self._is_object is None and char not in SPACE:
+                self._is_object = char == "{"
+            if self._escaped:
+                self._escaped = False
+            elif char == "\\":
+                self._escaped = self.inside
+            elif char == '"' and self._is_object:
+                self.inside = not self.inside
+
+
+def read_calls(block: str) -> list[tuple[str, str]]:
+    """Name and arguments of each call in a block's text; none if any part of it is something else."""
+    calls = []
+    text = block.strip(SPACE)
+    try:
+        while text:
+            call, length = _decoded(text)
+            calls.append(_call(call, text[:length]))
+            text = text[length:].lstrip(SPACE)
+    except (ValueError, RecursionError):
+        return []
+    return calls
+
+
+def _decoded(text: str) -> tuple[Any, int]:
+    """The JSON value that begins a text, and its length. Closing braces that are missing at the end are added."""
+    for missing in range(MAX_MISSING + 1):
+        try:
+            return _JSON.raw_decode(text + "}" * missing)
+        except json.JSONDecodeError as error:
+            if error.pos < len(text) + missing:
+                raise
+    raise ValueError("too many braces are missing")
+
+
+def _call(call: Any, text: str) -> tuple[str, str]:
+    """Name and arguments of a call. `text`: its JSON, perhaps without its last braces. Raises ValueError if it is none.
+
+    The arguments are as the model wrote them.
+    """
+    name = call.get("name") if isinstance(call, dict) else None
+    if not isinstance(name, str) or not name:
+        raise ValueError("a call without a name")
+    name.encode()  # raises for half a character
+    key = "arguments" if "arguments" in call else "parameters"
+    arguments = call.get(key)
+    if isinstance(arguments, str):
+        written = arguments.strip(SPACE)
+        arguments = _JSON.decode(written) if written else None
+    elif isinstance(arguments, dict):
+        written = _member(text + "}" * MAX_MISSING, key)
+    if arguments is None:
+        return name, "{}"
+    if not isinstance(arguments, dict):
+        raise ValueError("arguments that are no object")
+    return name, _STRING.sub(lambda string: _UNWRITABLE.sub(_escaped, string[0]), written)
+
+
+def _member(text: str, key: str) -> str:
+    """The JSON text of a member of the object that `text` begins with, as it is written there."""
+    end, name = 1, None
+    while name != key:
+        name, end = _JSON.raw_decode(text, _gap_end(text, end))
+        start = _gap_end(text, end)
+        _, end = _JSON.raw_decode(text, start)
+    return text[start:end]
+
+
+def _gap_end(text: str, at: int) -> int:
+    """The end of the white space, commas and colons from `at` on."""
+    gap = _GAP.match(text, at)
+    assert gap is not None  # it also matches nothing
+    return gap.end()
+
+
+def _escaped(char: re.Match[str]) -> str:
+    return json.dumps(char[0])[1:-1]
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _refused(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _start_of_marker(text: str) -> str:
+    """The end of `text` that a marker could begin with."""
+    end = text[text.rfind("<") :] if "<" in text else ""
+    return end if OPEN.startswith(end) or CLOSE.startswith(end) else ""
+
+
+# Models write bare line ends inside strings, which JSON forbids. They are read here, and escaped in what is passed on.
+_JSON = json.JSONDecoder(strict=False, object_pairs_hook=_unrepeated, parse_constant=_refused)
+_MARKER = re.compile(f"({OPEN}|{CLOSE})")
+_GAP = re.compile(r"[ \t\n\r,:]*")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_UNWRITABLE = re.compile(r"[\x00-\x1f\ud800-\udfff]")

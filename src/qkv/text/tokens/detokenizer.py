@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Collection
 
 from qkv.text.tokens.tokenizer import Tokenizer
 
@@ -13,11 +14,13 @@ class Detokenizer:
     Characters are assembled from the tokens' bytes, so a character spread over several tokens appears with the last of
     them, and bytes that never become one appear as U+FFFD. The ids are taken to continue a prompt: a space they start
     with is kept.
+
+    hidden: ids without text; None for the control tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, hidden: Collection[int] | None = None) -> None:
         self._tokenizer = tokenizer
-        self._hidden = tokenizer.special_ids if skip_special else frozenset()
+        self._hidden = tokenizer.special_ids if hidden is None else hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, id: int) -> str:
