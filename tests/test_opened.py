@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from qkv import SamplingParams
 from qkv.errors import ModelFileError
 from qkv.model.config import PRESETS
-from qkv.opened import known_model, label, open_model
+from qkv.opened import Opened, known_model, label, open_model
 from qkv.weights import names
-from tinyfiles import hf_config
-from tinyllm import CONFIG, write_model
+from tiny import random_tensors
+from tinyfiles import hf_config, write_gguf
+from tinyllm import CONFIG, VOCABULARY, write_model
+from tinyllm import opened as tiny_llm
 
 
 @pytest.mark.parametrize(
@@ -97,3 +101,50 @@ def test_a_name_carries_its_makers_sampling_and_the_files_win(tmp_path, monkeypa
     stated = {"temperature": 0.7, "do_sample": False}
     (folder / "generation_config.json").write_text(json.dumps(stated))
     assert open_model(name).generation_config == {**sampling, **stated}
+
+
+IM_END, END_OF_TEXT = VOCABULARY.index("<|im_end|>"), VOCABULARY.index("<|endoftext|>")
+
+
+def ids(value):
+    return {value} if isinstance(value, int) else set(value or ())
+
+
+@pytest.mark.parametrize("config", [None, 5, END_OF_TEXT, [5, 6]])
+@pytest.mark.parametrize("generation", [None, 6, [END_OF_TEXT, 7]])
+@pytest.mark.parametrize("token", [None, "<|im_end|>", {"content": "<|im_end|>", "lstrip": False}])
+def test_a_folders_end_tokens_are_those_of_all_its_files(tmp_path, config, generation, token):
+    """With and without the list of added tokens, which newer files do not have."""
+    folder = write_model(tmp_path / "tiny", eos=config, generation={"eos_token_id": generation})
+    for added in ({}, {"added_tokens_decoder": {str(IM_END): {"content": "<|im_end|>", "special": True}}}):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": token, **added}))
+        opened = open_model(str(folder))
+        assert set(opened.end_ids) == ids(config) | ids(generation) | ({IM_END} if token else set())
+        assert any("no token is known to end" in note for note in opened.checkpoint.notes) == (not opened.end_ids)
+
+
+@pytest.mark.parametrize("keys", [{}, {"eos": 5}, {"eos": 5, "eot": 6}, {"eos": IM_END, "eom": 7}])
+def test_a_ggufs_end_tokens_are_those_it_names_and_those_its_vocabulary_is_known_for(tmp_path, keys):
+    path = write_gguf(tmp_path / "tiny.gguf", CONFIG, random_tensors(CONFIG), vocabulary=VOCABULARY)
+    checkpoint = open_model(str(path)).checkpoint
+    metadata = {key: value for key, value in checkpoint.tokenizer.items() if key != "tokenizer.ggml.eos_token_id"}
+    metadata |= {"tokenizer.ggml.merges": []} | {f"tokenizer.ggml.{name}_token_id": id for name, id in keys.items()}
+    opened = Opened("tiny", replace(checkpoint, tokenizer=metadata))
+    assert set(opened.end_ids) == {IM_END, END_OF_TEXT} | set(keys.values())
+    assert not any("no token is known" in note for note in checkpoint.notes)
+
+
+def test_end_tokens_that_the_table_does_not_have_are_ignored_and_told(tmp_path):
+    opened = open_model(str(write_model(tmp_path / "tiny", eos=[10**6, -1, 5])))
+    assert opened.end_ids == (5,)
+    (note,) = [note for note in opened.checkpoint.notes if "end tokens" in note]
+    assert note.endswith("are ignored: 1000000, -1")
+
+
+def test_the_engine_and_the_grammars_get_all_end_tokens(tmp_path):
+    folder = write_model(tmp_path / "tiny", eos=5)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    with tiny_llm(folder) as llm:
+        assert llm._engine.end_ids == llm._guides._end_ids == {5, IM_END}
+        said = llm.generate([65], SamplingParams(max_tokens=20, logit_bias={IM_END: 100}))
+        assert (said.token_ids, said.finish_reason) == ([], "stop")

@@ -91,7 +91,7 @@ class LLM:
         if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 1:
             raise ParameterError(f"max_queue must be a whole number of at least 1, got {max_queue!r}")
         pool_blocks(self.config, self.cache, self.context, cache_bytes)  # raises for too few bytes, before loading
-        self.tokenizer, self._template = opened.tokenizer, opened.template
+        self.tokenizer, self._template, end_ids = opened.tokenizer, opened.template, opened.end_ids
         self._generation_config = opened.generation_config
         loaded = opened.load(weights, threads=self.threads, progress=progress)
         self.load_report = loaded.report
@@ -111,12 +111,12 @@ class LLM:
             decoder,
             vocab_size=self.config.vocab_size,
             context=self.context,
-            end_ids=opened.checkpoint.end_ids,
+            end_ids=end_ids,
             max_queue=max_queue,
             speculation=speculation == "prompt",
             name=self.name,
         )
-        self._guides = Guides(self.tokenizer, vocab_size=self.config.vocab_size, end_ids=opened.checkpoint.end_ids)
+        self._guides = Guides(self.tokenizer, vocab_size=self.config.vocab_size, end_ids=end_ids)
         self._end = weakref.finalize(self, _end, self._engine, decoder)
         self._end.atexit = False  # the engine has its own
 

@@ -63,6 +63,26 @@ class Opened:
         return made
 
     @cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer: those of generation_config.json, config.json and the tokenizer together.
+
+        A note says so where there is none, or where one is no row of the model's table.
+        """
+        files, rows = self.checkpoint, self.config.vocab_size
+        known = dict.fromkeys([*files.end_ids, *(sorted(self.tokenizer.end_ids) if files.tokenizer else ())])
+        ends = tuple(id for id in known if 0 <= id < rows)
+        if len(ends) < len(known):
+            outside = ", ".join(str(id)[:20] for id in known if id not in ends)
+            files.notes.append(
+                f"{files.path}: end tokens outside the vocabulary of {rows:,} are ignored: {outside[:80]}"
+            )
+        if not ends:
+            files.notes.append(
+                f"{files.path}: no token is known to end an answer; use max_tokens, stop or stop_token_ids"
+            )
+        return ends
+
+    @cached_property
     def template(self) -> ChatTemplate | None:
         """The chat template; None where the files have none. Raises TemplateError for one that is not allowed."""
         from qkv.text.prompt.template import ChatTemplate

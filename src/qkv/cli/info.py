@@ -68,7 +68,7 @@ def _file_rows(files: Opened) -> Rows:
     ]
     rows.append(("tokenizer", "none" if checkpoint.tokenizer is None else f"{files.tokenizer.vocab_size:,} tokens"))
     rows.append(("chat template", "no" if checkpoint.chat_template is None else "yes"))
-    rows.append(("end tokens", ", ".join(map(str, checkpoint.end_ids)) or "none"))
+    rows.append(("end tokens", ", ".join(map(str, files.end_ids)) or "none"))
     rows.append(("path", str(checkpoint.path)))
     rows += [("note", text) for text in checkpoint.notes]
     return rows

@@ -5,7 +5,7 @@ Every tensor the config needs is there with the right shape, or there is an erro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from qkv.errors import ModelFileError
 from qkv.model.config import ModelConfig, from_gguf, from_hf
-from qkv.model.keys import label, short
+from qkv.model.keys import label
 from qkv.weights.gguf import GGUFFile
 from qkv.weights.gguf_split import first_part, open_gguf_model
 from qkv.weights.jsonfile import read_json
@@ -40,10 +40,6 @@ GGUF_LAYER_PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-# Tokens that end a reply in the families qkv runs. A GGUF file names one end token where generation_config.json
-# may name several, so its control tokens with these texts end a reply too.
-GGUF_END_TEXTS = {"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>"}
-GGUF_CONTROL = 3  # tokenizer.ggml.token_type of a control token
 
 
 @dataclass
@@ -57,7 +53,7 @@ class Checkpoint:
     tokenizer_config: Mapping[str, Any] | None
     chat_template: str | None
     generation_config: Mapping[str, Any]
-    end_ids: tuple[int, ...]  # any of these ends a reply
+    end_ids: tuple[int, ...]  # of config.json and generation_config.json; the tokenizer knows more (Opened.end_ids)
     notes: list[str]  # what the user should know: defaults that were assumed, tensors that are not used
 
 
@@ -103,10 +99,9 @@ def _open_hf(folder: Path) -> Checkpoint:
         notes.append(f"{folder}: no tokenizer.json, so only token ids can be used")
     generation = _optional_json(folder / "generation_config.json") or {}
     tokenizer_config = _optional_json(folder / "tokenizer_config.json")
-    candidates = [
+    end_ids = [
         *_ids(generation, "eos_token_id", folder / "generation_config.json"),
         *_ids(raw_config, "eos_token_id", folder / "config.json"),
-        *_tokenizer_eos(tokenizer_config or {}),
     ]
     return Checkpoint(
         path=folder,
@@ -116,7 +111,7 @@ def _open_hf(folder: Path) -> Checkpoint:
         tokenizer_config=tokenizer_config,
         chat_template=_hf_chat_template(folder, tokenizer_config or {}),
         generation_config=generation,
-        end_ids=_end_ids(candidates, config.vocab_size, str(folder), notes),
+        end_ids=tuple(dict.fromkeys(end_ids)),
         notes=notes,
     )
 
@@ -202,7 +197,7 @@ def _open_gguf(file: GGUFFile) -> Checkpoint:
         tokenizer_config=None,
         chat_template=template,
         generation_config={},
-        end_ids=_end_ids(_gguf_end_ids(metadata, file.path), config.vocab_size, source, notes),
+        end_ids=(),
         notes=notes,
     )
 
@@ -258,16 +253,6 @@ def _row_order(config: ModelConfig, name: str, tensor: StoredTensor) -> npt.NDAr
     return stored.swapaxes(1, 2).reshape(-1)
 
 
-def _gguf_end_ids(metadata: Mapping[str, Any], path: Path) -> list[int]:
-    keys = ("eos", "eot", "eom")
-    ids = [found for key in keys for found in _ids(metadata, f"tokenizer.ggml.{key}_token_id", path)]
-    tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
-    if isinstance(tokens, list) and isinstance(types, list):
-        pairs = enumerate(zip(tokens, types, strict=False))
-        ids += [i for i, (token, kind) in pairs if kind == GGUF_CONTROL and token in GGUF_END_TEXTS]
-    return ids
-
-
 def _ids(values: Mapping[str, Any], key: str, path: Path) -> list[int]:
     """A token id, a list of them, or nothing."""
     value = values.get(key)
@@ -275,28 +260,6 @@ def _ids(values: Mapping[str, Any], key: str, path: Path) -> list[int]:
     if any(isinstance(item, bool) or not isinstance(item, int) for item in found):
         raise ModelFileError(f"{path}: {key} must be a token id or a list of them")
     return found
-
-
-def _tokenizer_eos(tokenizer_config: Mapping[str, Any]) -> list[int]:
-    """The id of tokenizer_config.json's `eos_token`, where that file itself lists the token's id."""
-    text = tokenizer_config.get("eos_token")
-    text = text.get("content") if isinstance(text, dict) else text
-    added = tokenizer_config.get("added_tokens_decoder")
-    if not isinstance(text, str) or not isinstance(added, dict):
-        return []
-    return [
-        int(key)
-        for key, entry in added.items()
-        if isinstance(entry, dict) and entry.get("content") == text and key.isdecimal() and len(key) < 10
-    ]
-
-
-def _end_ids(candidates: Iterable[int], vocab_size: int, source: str, notes: list[str]) -> tuple[int, ...]:
-    unique = list(dict.fromkeys(candidates))
-    outside = [id_ for id_ in unique if not 0 <= id_ < vocab_size]
-    if outside:
-        notes.append(f"{source}: end token ids outside the vocabulary of {vocab_size:,} ignored: {short(outside[:4])}")
-    return tuple(id_ for id_ in unique if id_ not in outside)
 
 
 def _optional_json(path: Path) -> dict[str, Any] | None:
