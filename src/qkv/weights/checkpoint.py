@@ -19,7 +19,7 @@ from qkv.model.keys import label
 from qkv.weights.gguf import GGUFFile
 from qkv.weights.gguf_split import first_part, open_gguf_model
 from qkv.weights.jsonfile import read_json
-from qkv.weights.mapped import read_limited
+from qkv.weights.mapped import check_file, read_limited
 from qkv.weights.safetensors import open_folder
 from qkv.weights.tensor import BLOCKS, StoredTensor
 
@@ -93,10 +93,12 @@ def _open_hf(folder: Path) -> Checkpoint:
     config = from_hf(raw_config, str(folder / "config.json"), notes)
     config = _settle_tie(config, stored, str(folder), notes)
     tensors = _select(config, stored, str(folder), notes)
-    tokenizer: Path | None = folder / "tokenizer.json"
+    tokenizer: Path | None = None
     if not (folder / "tokenizer.json").is_file():
-        tokenizer = None
         notes.append(f"{folder}: no tokenizer.json, so only token ids can be used")
+    else:
+        tokenizer = folder / "tokenizer.json"
+        check_file(tokenizer)
     generation = _optional_json(folder / "generation_config.json") or {}
     tokenizer_config = _optional_json(folder / "tokenizer_config.json")
     end_ids = [
