@@ -81,6 +81,10 @@ class Screen:
                 pass
         self.expect(text)
 
+    def echoes(self) -> bool:
+        """Whether the terminal shows what is typed by itself, without the program."""
+        return bool(termios.tcgetattr(self.master)[3] & termios.ECHO)
+
     def end(self) -> int:
         """Wait for the end; returns the exit code. What was still printed is in `seen`."""
         deadline = time.monotonic() + PATIENCE

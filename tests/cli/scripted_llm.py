@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import qkv.cli.loading
+import qkv.llm
 from qkv.engine.params import SamplingParams
 from qkv.llm import Chunk, Completion, Stream, Timings
 from qkv.weights.report import Amount, LoadReport
@@ -24,10 +24,13 @@ class ScriptedLLM:
     Every chunk counts as one token. An exception in an answer's place is raised there.
     """
 
-    def __init__(self, *answers: Answer, context: int = 1000, name: str = "scripted", pause: float = 0) -> None:
+    def __init__(
+        self, *answers: Answer, context: int = 1000, name: str = "scripted", pause: float = 0, end: str = "stop"
+    ) -> None:
         self.answers, self.context, self.name, self.pause = answers, context, name, pause
         self.calls: list[dict[str, Any]] = []
         self.closed = False
+        self.end = end
         self.load_report = LoadReport(
             path="/models/scripted",
             stored=(Amount("BF16", 3, 6000), Amount("F32", 1, 4)),
@@ -65,7 +68,7 @@ class ScriptedLLM:
             text="".join(text for text, _ in kept),
             thinking="".join(thinking for _, thinking in kept),
             token_ids=list(range(len(kept))),
-            finish_reason="length" if len(kept) < len(answer) else "stop",
+            finish_reason="length" if len(kept) < len(answer) else self.end,
             seed=7 if params.seed is None else params.seed,
             timings=timings(prompt_tokens, max(len(kept) - 1, 0)),
         )
@@ -88,11 +91,11 @@ def timings(prompt_tokens: int, steps: int) -> Timings:
 def install(monkeypatch: Any, llm: ScriptedLLM) -> ScriptedLLM:
     """Let the verbs get `llm`, whatever model they ask for; `llm.opened` is what they asked for."""
 
-    def load(model: str, **settings: Any) -> ScriptedLLM:
+    def load(model: str, *, progress: Any, **settings: Any) -> ScriptedLLM:
         llm.opened = {"model": model, **settings}
         return llm
 
-    monkeypatch.setattr(qkv.cli.loading, "load_llm", load)
+    monkeypatch.setattr(qkv.llm, "LLM", load)
     return llm
 
 
@@ -101,5 +104,5 @@ if __name__ == "__main__":
 
     words = [(f"word{i} ", "") for i in range(400)]
     llm = ScriptedLLM([("", "Let me "), ("", "think.\n"), ("\n\nHé", ""), ("llo\x1b[31m", ""), *words], pause=0.02)
-    qkv.cli.loading.load_llm = lambda model, **settings: llm  # type: ignore[assignment]
+    qkv.llm.LLM = lambda model, **settings: llm  # type: ignore[assignment,misc]
     main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_lines_are_turns_and_history_carries_the_thinking(
     pipe_in(monkeypatch, "\ufeffa\r\n\n//b\nc é".encode())
     assert execute(["chat", "-q", "--system", "Brief", "--seed", "1", "--think", "-m", "x", "--context", "9"]) == 0
     assert capsys.readouterr() == ("One\nTwo\nThree\n", "")
-    assert (llm.opened["model"], llm.opened["context"], llm.opened["quiet"]) == ("x", 9, True)
+    assert (llm.opened["model"], llm.opened["context"]) == ("x", 9)
     system = {"role": "system", "content": "Brief"}
     first = [
         {"role": "user", "content": "a"},
@@ -54,9 +55,8 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
         "weights": "int4",
         "cache": "int8",
         "cache_bytes": 2**30,
-        "speculation": True,
+        "speculation": "prompt",
         "threads": 1,
-        "quiet": True,
     }
     assert llm.calls[0]["params"] == SamplingParams(
         max_tokens=3,
@@ -157,6 +157,43 @@ def test_control_c_stops_the_answer_and_not_the_program() -> None:
         screen.send("/exit\r")
         assert screen.end() == 0
         assert "Traceback" not in screen.seen
+
+
+def test_what_is_typed_while_an_answer_streams_waits_for_the_next_prompt() -> None:
+    pytest.importorskip("readline")
+    with Screen(SCRIPTED, "chat", "-q", "--max-tokens", "60") as screen:
+        screen.expect(">>> ")
+        screen.send("hello\r")
+        screen.expect("word5 ")
+        assert not screen.echoes()
+        screen.send("/nonsense")
+        answer = screen.expect("word55 ")
+        assert "/nonsense" not in answer and "word54 " in answer
+        screen.expect(">>> ")
+        screen.expect("/nonsense")
+        screen.send("\r")
+        screen.expect("qkv: unknown command /nonsense")
+        screen.expect(">>> ")
+        screen.send("\x04")
+        assert screen.end() == 0
+        assert screen.echoes()
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 0), ("SIGTERM", -15), ("SIGHUP", -1)])
+def test_however_an_answer_ends_the_terminal_shows_again_what_is_typed(name: str, code: int) -> None:
+    with Screen(SCRIPTED, "chat") as screen:
+        assert screen.echoes()
+        screen.expect(">>> ")
+        screen.send("hello\r")
+        screen.expect("word5 ")
+        assert not screen.echoes()
+        screen.process.send_signal(getattr(signal, name))
+        if name == "SIGINT":
+            screen.expect("stopped")
+            screen.expect(">>> ")
+            screen.send("/exit\r")
+        assert screen.end() == code
+        assert screen.echoes()
 
 
 def test_a_pasted_text_of_several_lines_is_one_message() -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 from screen import Screen
+from typer.main import get_command
 
 import qkv
+from qkv.cli.main import app
 
 SCRIPTED = Path(__file__).with_name("scripted_llm.py")
-VERBS = ("run", "chat", "pull", "list", "info", "rm")
+VERBS = sorted(get_command(app).commands)  # of the app itself: a new verb is tested too
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and pipes")
 
 
@@ -34,6 +36,7 @@ def test_help_names_every_verb_and_is_what_qkv_alone_shows() -> None:
     assert result.returncode == alone.returncode == 0
     assert result.stdout == alone.stdout
     assert result.stderr == alone.stderr == b""
+    assert len(VERBS) >= 11
     for verb in VERBS:
         assert f"  {verb} ".encode() in result.stdout
 
@@ -42,7 +45,8 @@ def test_help_names_every_verb_and_is_what_qkv_alone_shows() -> None:
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys; from qkv.cli.main import execute; code = execute(sys.argv[1:]); "
-        "heavy = {'numpy', 'numba', 'tokenizers', 'huggingface_hub', 'gguf', 'jinja2', 'rich', 'safetensors'}; "
+        "heavy = {'numpy', 'numba', 'tokenizers', 'gguf', 'jinja2', 'rich', 'safetensors', "
+        "'huggingface_hub', 'matplotlib'}; "
         "print(*sorted(heavy & set(sys.modules)), file=sys.stderr); sys.exit(code)"
     )
     result = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)

@@ -1,10 +1,15 @@
-"""Sizes as people write them."""
+"""Groups of options, and sizes as people write them."""
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import dataclass
+from typing import Annotated
 
-from qkv.cli.options import byte_count
+import pytest
+import typer
+
+from qkv.cli.options import SamplingOptions, byte_count, grouped
+from qkv.engine.params import SamplingParams
 from qkv.errors import ParameterError
 
 
@@ -34,3 +39,33 @@ def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ParameterError, match=r"^--cache-size must be a size such as") as caught:
         byte_count("--cache-size", text)
     assert "\n" not in str(caught.value)
+
+
+@dataclass
+class Size:
+    width: Annotated[int, typer.Option("--width", "-w")] = 3
+    height: Annotated[int | None, typer.Option("--height")] = None
+
+
+def test_a_group_of_options_is_what_typer_sees_and_a_dataclass_is_what_the_command_gets() -> None:
+    seen: list[tuple[str, Size, bool]] = []
+
+    @grouped
+    def paint(size: Size, name: Annotated[str, typer.Argument()], dry: Annotated[bool, typer.Option("--dry")] = False):
+        """Paint it."""
+        seen.append((name, size, dry))
+
+    app = typer.Typer()
+    app.command()(paint)
+    command = typer.main.get_command(app)
+    command.main(["red", "--height", "5", "--dry"], standalone_mode=False)
+    command.main(["-w", "1", "blue"], standalone_mode=False)
+    assert seen == [("red", Size(3, 5), True), ("blue", Size(1, None), False)]
+    assert command.help == "Paint it."
+    with pytest.raises(Exception, match="valid integer"):
+        command.main(["red", "--height", "tall"], standalone_mode=False)
+
+
+def test_the_sampling_options_are_fields_of_the_parameters_with_their_defaults() -> None:
+    assert SamplingOptions().params() == SamplingParams()
+    assert SamplingOptions(seed=3, top_k=2).params(stop=("a",)) == SamplingParams(seed=3, top_k=2, stop=("a",))

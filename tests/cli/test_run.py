@@ -10,8 +10,8 @@ import pytest
 from screen import Terminal, pipe_in
 from scripted_llm import ScriptedLLM, install, timings
 
-from qkv.cli.loading import DEFAULT_MODEL
 from qkv.cli.main import execute
+from qkv.cli.options import DEFAULT_MODEL
 from qkv.engine.params import SamplingParams
 from qkv.errors import ContextLengthError
 
@@ -32,9 +32,8 @@ def test_the_answer_alone_is_on_standard_output(llm: ScriptedLLM, capsys: pytest
         "weights": None,
         "cache": "f16",
         "cache_bytes": None,
-        "speculation": False,
+        "speculation": None,
         "threads": None,
-        "quiet": False,
     }
     assert llm.calls == [
         {
@@ -82,9 +81,8 @@ def test_every_option_arrives(llm: ScriptedLLM, capsys: pytest.CaptureFixture[st
         "weights": "int4",
         "cache": "int8",
         "cache_bytes": 64_000_000,
-        "speculation": True,
+        "speculation": "prompt",
         "threads": 1,
-        "quiet": True,
     }
     assert llm.calls == [
         {
@@ -170,6 +168,18 @@ def test_prompt_from_argument_and_pipe(
     pipe_in(monkeypatch, piped)
     assert execute(["run", *([] if argument is None else [argument])]) == 0
     assert llm.calls[0]["messages"] == [{"role": "user", "content": prompt}]
+
+
+@pytest.mark.parametrize("verb", ["run", "chat"])
+def test_an_answer_that_only_repeats_itself_is_ended_and_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    install(monkeypatch, ScriptedLLM([("12" * 30, "")], end="repetition"))
+    pipe_in(monkeypatch, b"hi\n")
+    assert execute([verb]) == 0
+    out, err = capsys.readouterr()
+    assert out == "12" * 30 + "\n"
+    assert "ended: the answer only repeated itself" in err.splitlines()[-1]
 
 
 def test_raw_continues_the_prompt_as_it_is(llm: ScriptedLLM, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli import loading, options, terminal
+from qkv.cli import options, terminal
 from qkv.cli.bars import Bars
 from qkv.errors import ParameterError
 
@@ -42,7 +42,7 @@ class Row:
 
 
 def bench(
-    model: options.Model = loading.DEFAULT_MODEL,
+    model: options.Model = options.DEFAULT_MODEL,
     depths: Annotated[
         str | None, typer.Option("--depths", help="Decode after so many tokens (default: 128,512,2048); 0: don't.")
     ] = None,

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from qkv.cli import loading, options, terminal
+from qkv.cli import options, terminal
 from qkv.cli.answer import AnswerPrinter, context_is_full, print_speed
-from qkv.engine.params import SamplingParams
 from qkv.errors import ContextLengthError, QkvError
 
 if TYPE_CHECKING:
+    from qkv.engine.params import SamplingParams
     from qkv.llm import LLM
 
 PROMPT = ">>> "
@@ -27,26 +27,12 @@ Ctrl-C stops an answer. What was said so far stays in the conversation; if that
 is nothing, your message is forgotten too."""
 
 
+@options.grouped
 def chat(
-    model: options.Model = loading.DEFAULT_MODEL,
+    model: options.ModelOptions,
+    sampling: options.SamplingOptions,
     system: options.System = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    presence_penalty: options.PresencePenalty = 0,
-    seed: options.Seed = None,
     think: options.Think = None,
-    thinking_budget: options.ThinkingBudget = None,
-    context: options.Context = None,
-    weights: options.Weights = None,
-    cache: options.Cache = "f16",
-    cache_size: options.CacheSize = None,
-    speculation: options.Speculation = False,
-    threads: options.Threads = None,
-    quiet: options.Quiet = False,
 ) -> None:
     """Talk with a model. /help inside lists the commands.
 
@@ -59,29 +45,10 @@ def chat(
     Each line is a message. Lines can be piped in; standard output then gets an answer for each, and the first error
     ends it.
     """
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
-        thinking_budget=thinking_budget,
-    )
+    params = sampling.params()
     options.check_text("the system message", system)
-    with loading.load_llm(
-        model,
-        context=context,
-        weights=weights,
-        cache=cache,
-        cache_bytes=options.byte_count("--cache-size", cache_size),
-        speculation=speculation,
-        threads=threads,
-        quiet=quiet,
-    ) as llm:
-        Chat(llm, params, Conversation(system, think), quiet=quiet).loop()
+    with model.open() as llm:
+        Chat(llm, params, Conversation(system, think), quiet=model.quiet).loop()
 
 
 @dataclass
@@ -163,7 +130,8 @@ class Chat:
             stream = self.llm.stream_chat(
                 self.conversation.messages(question), self.params, thinking=self.conversation.think
             )
-            printer.print(stream)
+            with terminal.typing_unseen():
+                printer.print(stream)
         except KeyboardInterrupt:
             if not self.interactive:
                 raise

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli import loading, options, terminal
+from qkv.cli import options, terminal
 from qkv.cli.models import table
 from qkv.errors import ParameterError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def cost(
-    model: options.Model = loading.DEFAULT_MODEL,
+    model: options.Model = options.DEFAULT_MODEL,
     context: Annotated[
         int, typer.Option("--context", help="T: tokens of the prompt, and where the new one is.")
     ] = 1024,

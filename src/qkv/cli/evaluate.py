@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli import loading, options, terminal
+from qkv.cli import options, terminal
 from qkv.cli.bars import Bars
 from qkv.errors import ParameterError, QkvError
 
@@ -31,7 +31,7 @@ LARGEST_FILE = 20_000_000
 
 def evaluate(
     file: Annotated[Path, typer.Argument(help="A UTF-8 text.", show_default=False)],
-    model: options.Model = loading.DEFAULT_MODEL,
+    model: options.Model = options.DEFAULT_MODEL,
     window: Annotated[
         int | None,
         typer.Option("--window", help=f"Tokens that are run together (default: {WINDOW}, or the model's maximum)."),

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.cli import options, terminal
-from qkv.cli.loading import DEFAULT_MODEL
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def _heads(model: str | None, width: int, threads: int | None) -> View:
     from qkv.explain import heads
     from qkv.opened import known_model
 
-    known = known_model(model or DEFAULT_MODEL)
+    known = known_model(model or options.DEFAULT_MODEL)
     result = heads.compute(known.config)
     return View(heads.report(result, known.label, width), [lambda figure: heads.draw(result, known.label, figure)])
 
@@ -132,7 +131,7 @@ def _cost(model: str | None, width: int, threads: int | None) -> View:
     from qkv.explain import attention_cost
     from qkv.opened import known_model, thread_count
 
-    known = known_model(model or DEFAULT_MODEL)
+    known = known_model(model or options.DEFAULT_MODEL)
     with Bars() as bars:
         result = attention_cost.compute(known.config, thread_count(threads), bars)
     return View(

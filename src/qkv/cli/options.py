@@ -1,13 +1,26 @@
-"""The options that several verbs share, and the checks of what was typed."""
+"""The options that several verbs share, and the checks of what was typed.
+
+A verb takes a group of options as one dataclass; `grouped` shows typer each field as an option of its own.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from qkv.cli.bars import Bars
+from qkv.engine.params import SamplingParams
 from qkv.errors import ParameterError, QkvError
+
+if TYPE_CHECKING:
+    from qkv.llm import LLM
+
+DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 
 Model = Annotated[
     str,
@@ -71,6 +84,82 @@ Speculation = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option("--threads", help="Cores to use (default: those it may use).")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no timings on standard error.")]
+
+
+@dataclass
+class ModelOptions:
+    """Which model, and how it is opened."""
+
+    model: Model = DEFAULT_MODEL
+    context: Context = None
+    weights: Weights = None
+    cache: Cache = "f16"
+    cache_size: CacheSize = None
+    speculation: Speculation = False
+    threads: Threads = None
+    quiet: Quiet = False
+
+    def open(self) -> LLM:
+        """Open the model, fetching it first when it is not here, with progress bars unless `quiet`."""
+        from qkv.llm import LLM
+
+        cache_bytes = byte_count("--cache-size", self.cache_size)
+        with Bars(quiet=self.quiet) as bars:
+            return LLM(
+                self.model,
+                context=self.context,
+                weights=self.weights,
+                cache=self.cache,
+                cache_bytes=cache_bytes,
+                speculation="prompt" if self.speculation else None,
+                threads=self.threads,
+                progress=bars,
+            )
+
+
+@dataclass
+class SamplingOptions:
+    """How tokens are chosen. The fields are those of `SamplingParams`."""
+
+    max_tokens: MaxTokens = None
+    temperature: Temperature = None
+    top_k: TopK = None
+    top_p: TopP = None
+    min_p: MinP = None
+    repetition_penalty: RepetitionPenalty = None
+    presence_penalty: PresencePenalty = 0
+    seed: Seed = None
+    thinking_budget: ThinkingBudget = None
+
+    def params(self, **more: Any) -> SamplingParams:
+        """The parameters of a request. Raises ParameterError."""
+        return SamplingParams(**asdict(self), **more)
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take dataclasses of options: typer sees their fields, the command gets the dataclasses."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+
+    def call(**given: Any) -> None:
+        made = {name: group(**{f.name: given.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
+        command(**given, **made)
+
+    shown: list[Parameter] = []
+    for parameter in signature(command).parameters.values():
+        if parameter.name in groups:
+            group = groups[parameter.name]
+            inner = get_type_hints(group, include_extras=True)
+            shown += [
+                Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=inner[f.name])
+                for f in fields(group)
+            ]
+        else:
+            shown.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[parameter.name]))
+    call.__name__, call.__doc__ = command.__name__, command.__doc__
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    call.__signature__ = signature(command).replace(parameters=shown, return_annotation=None)  # type: ignore[attr-defined]
+    return call
 
 
 def check_text(name: str, text: str | None) -> None:

@@ -10,36 +10,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli import loading, options, terminal
+from qkv.cli import options, terminal
 from qkv.cli.answer import AnswerPrinter, print_speed
 from qkv.cli.evaluate import read_text
 from qkv.cli.info import report_text
-from qkv.engine.params import SamplingParams
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
+    from qkv.engine.params import SamplingParams
     from qkv.llm import LLM, Completion, Stream
 
 
+@options.grouped
 def run(
+    model: options.ModelOptions,
+    sampling: options.SamplingOptions,
     prompt: Annotated[str | None, typer.Argument(help="What to ask.", show_default=False)] = None,
-    model: options.Model = loading.DEFAULT_MODEL,
     system: options.System = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    presence_penalty: options.PresencePenalty = 0,
-    seed: options.Seed = None,
+    think: options.Think = None,
     stop: Annotated[
         list[str] | None,
         typer.Option("--stop", metavar="<str>", help="End the answer before this text; may be given again."),
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end.")] = False,
-    think: options.Think = None,
-    thinking_budget: options.ThinkingBudget = None,
     json_schema: Annotated[
         str | None,
         typer.Option("--json-schema", metavar="<file|json>", help="Answer with JSON that this schema allows."),
@@ -47,14 +40,7 @@ def run(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
-    context: options.Context = None,
-    weights: options.Weights = None,
-    cache: options.Cache = "f16",
-    cache_size: options.CacheSize = None,
-    speculation: options.Speculation = False,
-    threads: options.Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is complete.")] = False,
-    quiet: options.Quiet = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show how the model was loaded, on standard error.")
     ] = False,
@@ -75,18 +61,9 @@ def run(
     without its last line break. Standard output gets the answer and one line break; thinking is shown on a terminal
     only (--json has it), and there control characters in the answer are spelled out. Timings go to standard error.
     """
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        seed=seed,
-        max_tokens=max_tokens,
+    params = sampling.params(
         stop=stop or (),
         ignore_eos=ignore_eos,
-        thinking_budget=thinking_budget,
         json_schema=None if json_schema is None else read_schema(json_schema),
     )
     if raw and (system is not None or think is not None):
@@ -96,22 +73,13 @@ def run(
     for name, text in [("the system message", system), *(("--stop", text) for text in stop or ())]:
         options.check_text(name, text)
     text = read_prompt(prompt)
-    with loading.load_llm(
-        model,
-        context=context,
-        weights=weights,
-        cache=cache,
-        cache_bytes=options.byte_count("--cache-size", cache_size),
-        speculation=speculation,
-        threads=threads,
-        quiet=quiet,
-    ) as llm:
+    with model.open() as llm:
         if verbose:
             terminal.note(terminal.visible(report_text(llm.load_report)).rstrip("\n"))
         completion = _answer(_stream(llm, text, params, system=system, think=think, raw=raw), show=not as_json)
         if as_json:
             terminal.write(json.dumps(_report(completion, llm.name)) + "\n")
-        if not quiet:
+        if not model.quiet:
             print_speed(completion, llm.context)
 
 

@@ -9,10 +9,19 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
-from typing import IO, TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any, TextIO
 
 from qkv.errors import QkvError
+
+termios: Any
+try:
+    import termios
+except ImportError:  # Windows: its console shows what is typed when it is read
+    termios = None
 
 _KEPT = "\t\n"
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0)]  # C0, DEL, C1
@@ -85,6 +94,35 @@ def has_colour(stream: IO[str]) -> bool:
         return False
     # An old Windows console prints escape sequences as they are; Windows Terminal and others set these.
     return sys.platform != "win32" or bool(os.environ.get("WT_SESSION") or os.environ.get("TERM"))
+
+
+@contextmanager
+def typing_unseen() -> Iterator[None]:
+    """Keep what a person types meanwhile from the screen; it waits for the next prompt.
+
+    However the block ends, also by a signal that ends the process, the terminal shows again what is typed.
+    """
+    if not is_terminal(sys.stdin) or termios is None:
+        yield
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def restore(number: int = 0, frame: object = None) -> None:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        if number:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    handlers = {number: signal.signal(number, restore) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, quiet)
+        yield
+    finally:
+        restore()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def visible(text: str) -> str:

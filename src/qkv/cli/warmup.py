@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli import loading, options, terminal
+from qkv.cli import options, terminal
 from qkv.cli.bars import Bars
 
 
 def warmup(
-    model: options.Model = loading.DEFAULT_MODEL,
+    model: options.Model = options.DEFAULT_MODEL,
     weights: Annotated[
         str | None, typer.Option("--weights", help="int8, int4, bf16 or f32, as for run (default: the model's own).")
     ] = None,
