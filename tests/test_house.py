@@ -19,7 +19,7 @@ SOURCE = Path(qkv.__file__).parent
 ROOT = Path(__file__).resolve().parent.parent
 
 # What each room may import, beside itself and the leaves that everyone may (errors, progress, settings).
-LEAVES = {"errors", "progress", "settings"}
+LEAVES = {"checks", "errors", "progress", "settings"}
 MAY_IMPORT = {
     "runtime": set(),
     "kernels": {"runtime"},

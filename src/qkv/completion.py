@@ -85,9 +85,9 @@ class Completion:
     thinking: str
     """What the model wrote between its thinking markers; never part of `text`."""
     token_ids: list[int]
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length", "tool_calls", "repetition"]
     """"stop": an end token or a stop string; "length": max_tokens or the end of the context; "tool_calls": it ended,
-    and it has calls."""
+    and it has calls; "repetition": it only repeated itself (`end_repetition`)."""
     seed: int
     timings: Timings
     logprobs: list[Choice] | None = None

@@ -20,6 +20,7 @@ from qkv.engine.engine import MAX_QUEUE, Engine
 from qkv.engine.params import SamplingParams
 from qkv.engine.prefix import CacheStats
 from qkv.engine.scoring import Score, score
+from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import ParameterError, QkvError
 from qkv.kernels.kvcache import KINDS
 from qkv.model.compiled import CompiledDecoder, block_bytes, pool_blocks
@@ -91,7 +92,7 @@ class LLM:
         if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 1:
             raise ParameterError(f"max_queue must be a whole number of at least 1, got {max_queue!r}")
         pool_blocks(self.config, self.cache, self.context, cache_bytes)  # raises for too few bytes, before loading
-        self.tokenizer, self._template, end_ids = opened.tokenizer, opened.template, opened.end_ids
+        self.tokenizer, self._template = opened.tokenizer, opened.template
         self._generation_config = opened.generation_config
         loaded = opened.load(weights, threads=self.threads, progress=progress)
         self.load_report = loaded.report
@@ -107,9 +108,11 @@ class LLM:
             progress=progress,
         )
         self._decoder = decoder
+        vocabulary = Vocabulary(min(self.tokenizer.vocab_size, self.config.vocab_size), self.tokenizer.unused_ids)
+        end_ids = [id for id in opened.end_ids if id in vocabulary]
         self._engine = Engine(
             decoder,
-            vocab_size=self.config.vocab_size,
+            vocabulary=vocabulary,
             context=self.context,
             end_ids=end_ids,
             max_queue=max_queue,

@@ -15,6 +15,7 @@ import numpy as np
 from qkv.engine.engine import Engine
 from qkv.engine.params import SamplingParams
 from qkv.engine.sampling import Sampler
+from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import QkvError
 from qkv.model.paged import BlockPool
 
@@ -101,7 +102,7 @@ class ScriptedModel:
 
 
 def engine_of(model: ScriptedModel, *, context: int = 256, **options) -> Engine:
-    return Engine(model, vocab_size=VOCAB, context=context, end_ids=[END], **options)
+    return Engine(model, vocabulary=Vocabulary(VOCAB), context=context, end_ids=[END], **options)
 
 
 def by_hand(model: ScriptedModel, **options) -> Engine:

@@ -6,9 +6,11 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from qkv.engine.params import SamplingParams
+from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import ParameterError
 
 
@@ -39,6 +41,8 @@ from qkv.errors import ParameterError
         ("stop", 7),
         ("stop", ["x"] * 65),
         ("ignore_eos", 1),
+        ("end_repetition", 1),
+        ("end_repetition", None),
         ("repetition_penalty", 0),
         ("repetition_penalty", -1.1),
         ("repetition_penalty", 101),
@@ -52,7 +56,11 @@ from qkv.errors import ParameterError
         ("logit_bias", {5: float("nan")}),
         ("logit_bias", {5: True}),
         ("logit_bias", {5: "1"}),
-        ("logit_bias", {"5": 1}),
+        ("logit_bias", {"5": 1, 5: 1}),
+        ("logit_bias", {"-5": 1}),
+        ("logit_bias", {"five": 1}),
+        ("logit_bias", {"٥": 1}),
+        ("logit_bias", {"9" * 5000: 1}),
         ("logit_bias", {-1: 1}),
         ("logit_bias", [(5, 1)]),
         ("logit_bias", None),
@@ -85,6 +93,14 @@ from qkv.errors import ParameterError
         ("choices", "yes"),
         ("choices", ["yes", ""]),
         ("choices", ["yes", 1]),
+        ("temperature", np.float32("nan")),
+        ("temperature", np.bool_(True)),
+        ("temperature", np.array([0.5])),
+        ("max_tokens", np.bool_(True)),
+        ("max_tokens", np.float64(2)),
+        ("max_tokens", np.array([5])),
+        ("n", np.int64(129)),
+        ("stop_token_ids", [np.float32(1)]),
     ],
 )
 def test_bad_values_name_their_field(field, value):
@@ -102,17 +118,17 @@ class Shy:
 @pytest.mark.parametrize("value", [10**5000, "x" * 10**6, [[1] * 10**5] * 3, Shy()], ids=["int", "str", "list", "shy"])
 @pytest.mark.parametrize("field", [field.name for field in fields(SamplingParams)])
 def test_messages_are_short_whatever_the_value(field, value):
-    if (field, type(value)) in [("stop", str), ("json_schema", str), ("regex", str), ("grammar", str)]:
-        return  # these are looked at when the request is made
+    text, large = ("stop", "json_schema", "regex", "grammar"), ("max_tokens", "top_k", "thinking_budget")
+    if (type(value) is str and field in text) or (type(value) is int and field in large):
+        return  # texts are looked at when the request is made; a number that is large enough means all there are
     with pytest.raises(ParameterError, match=rf"^{field}") as error:
         SamplingParams(**{field: value})
     assert len(str(error.value)) < 250
 
 
 def test_a_token_id_of_any_size_can_be_shown():
-    for field in ("stop_token_ids", "logit_bias"):
-        with pytest.raises(ParameterError, match=rf"^{field}: "):
-            SamplingParams(**{field: {10**5000: 1} if field == "logit_bias" else [10**5000]}).check_for(100)
+    with pytest.raises(ParameterError, match=r"^prompt: "):
+        Vocabulary(100).check("prompt", 10**5000)
     with pytest.raises(ParameterError, match=r"^logit_bias of token "):
         SamplingParams(logit_bias={10**5000: 101})
 
@@ -131,11 +147,13 @@ def test_one_stop_string_is_a_list_of_one():
 
 
 def test_ids_beyond_the_vocabulary_are_found_before_anything_runs():
-    SamplingParams(stop_token_ids=[99], logit_bias={0: 1.0}).check_for(100)
+    vocabulary = Vocabulary(100, unused=[7, 200])
+    assert [vocabulary.check("prompt", id) for id in (0, 6, 8, np.uint8(99))] == [0, 6, 8, 99]
     with pytest.raises(ParameterError, match=r"^stop_token_ids: 1000000 .* 0 to 99$"):
-        SamplingParams(stop_token_ids=[3, 10**6]).check_for(100)
-    with pytest.raises(ParameterError, match=r"^logit_bias: 100 .* 0 to 99$"):
-        SamplingParams(logit_bias={100: -100}).check_for(100)
+        vocabulary.check("stop_token_ids", 10**6)
+    for id in (7, 100, 200, -1, 1.0, True, "5", None):
+        with pytest.raises(ParameterError, match=rf"^prompt: {id!r} is not a token id"):
+            vocabulary.check("prompt", id)
 
 
 def test_fields_that_exclude_each_other():
@@ -148,6 +166,62 @@ def test_fields_that_exclude_each_other():
 def test_logprobs_go_up_to_20_and_a_schema_may_be_false():
     assert SamplingParams(logprobs=True, top_logprobs=20).top_logprobs == 20
     assert SamplingParams(json_schema=False).json_schema is False
+
+
+NUMERIC = {
+    "temperature": 0.5,
+    "min_p": 0.25,
+    "top_p": 0.5,
+    "repetition_penalty": 2,
+    "presence_penalty": -1.5,
+    "frequency_penalty": 1,
+    "top_k": 7,
+    "seed": 9,
+    "n": 2,
+    "max_tokens": 9,
+    "min_tokens": 3,
+    "thinking_budget": 4,
+}
+
+
+@pytest.mark.parametrize("field", NUMERIC)
+def test_numpys_numbers_are_numbers(field):
+    """Of every type, and without dimensions; what the request holds is Python's own."""
+    value = NUMERIC[field]
+    kinds = [np.float16, np.float32, np.float64, np.longdouble] if field in list(NUMERIC)[:6] else []
+    kinds += [np.int8, np.uint64, np.int64] if value == int(value) and value > 0 else []
+    for given in [kind(value) for kind in kinds] + [np.array(kind(value)) for kind in kinds]:
+        held = getattr(SamplingParams(**{field: given}), field)
+        assert held == value
+        assert type(held) in (int, float)
+
+
+def test_numpys_numbers_in_lists():
+    params = SamplingParams(
+        logit_bias={np.int32(5): np.float32(1.5)},
+        stop_token_ids=np.array([3, 4]),
+        logprobs=True,
+        top_logprobs=np.int8(2),
+    )
+    assert (params.logit_bias, params.stop_token_ids, params.top_logprobs) == ({5: 1.5}, (3, 4), 2)
+    assert {type(held) for held in (*params.logit_bias, *params.stop_token_ids, params.top_logprobs)} == {int}
+
+
+def test_a_bias_may_have_the_keys_that_json_has():
+    assert SamplingParams(logit_bias={"5": -100, 6: 1}).logit_bias == {5: -100.0, 6: 1.0}
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "top_k", "thinking_budget"])
+def test_a_number_of_any_size_means_all_there_are(field):
+    for value in (2**31, 10**18, 10**5000):
+        assert getattr(SamplingParams(**{field: value}), field) == value
+
+
+@pytest.mark.parametrize("field", ["stop", "regex", "grammar", "choices", "json_schema"])
+def test_half_a_character_is_no_text(field):
+    bad = 'a"\ud800'
+    with pytest.raises(ParameterError, match=rf"^{field}: half a character .*ud800.* at position 2; "):
+        SamplingParams(**{field: [bad] if field == "choices" else bad})
 
 
 def test_what_was_given_can_change_afterwards_without_changing_the_request():

@@ -13,6 +13,7 @@ from test_logprobs import log_softmax
 from decoders import compiled, logits_of, packed
 from qkv.engine.engine import Engine
 from qkv.engine.scoring import Score, compare, perplexity, score, window_and_stride, windows
+from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import ParameterError, QkvError
 from qkv.model.compiled import CompiledDecoder
 from qkv.model.reference import Decoder
@@ -38,7 +39,7 @@ def decoder(tensors):
 @pytest.fixture(scope="module")
 def engine(tensors):
     made = compiled(CONFIG, packed(CONFIG, tensors), context=CONTEXT, outputs=24)
-    engine = Engine(made, vocab_size=CONFIG.vocab_size, context=CONTEXT, end_ids=[])
+    engine = Engine(made, vocabulary=Vocabulary(CONFIG.vocab_size), context=CONTEXT, end_ids=[])
     yield engine
     engine.close()
     made.close()

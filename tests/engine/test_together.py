@@ -19,6 +19,7 @@ from decoders import packed
 from qkv.engine.engine import Engine
 from qkv.engine.params import SamplingParams
 from qkv.engine.sampling import Sampler
+from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import QkvError, RequestCancelledError
 from qkv.model.compiled import CompiledDecoder, block_bytes
 from qkv.model.paged import blocks_for
@@ -65,7 +66,7 @@ def alone(prompt, params, choice=0):
 
 
 def engine_on(model, **options):
-    return Engine(model, vocab_size=CONFIG.vocab_size, context=CONTEXT, end_ids=[END], **options)
+    return Engine(model, vocabulary=Vocabulary(CONFIG.vocab_size), context=CONTEXT, end_ids=[END], **options)
 
 
 def random_request(rng):

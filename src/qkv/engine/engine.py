@@ -25,12 +25,14 @@ from numpy.typing import NDArray
 from qkv.engine.guide import Guide, Sink
 from qkv.engine.logprobs import token_logprobs
 from qkv.engine.mailbox import Mailbox
-from qkv.engine.params import MAX_SEED, SamplingParams, shown
+from qkv.engine.params import MAX_SEED, SamplingParams
 from qkv.engine.prefix import CacheStats
+from qkv.engine.repetition import Repetition
 from qkv.engine.request import FinishReason, Generation, Handle
 from qkv.engine.sampling import Sampler
 from qkv.engine.scheduler import Scheduler, Work
 from qkv.engine.speculation import Lookup
+from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import ContextLengthError, ParameterError, QkvError, QueueFullError, RequestCancelledError
 from qkv.kernels.kvcache import BLOCK
 from qkv.model.paged import BlockPool, CacheFullError, Chunk, StepAbortedError
@@ -62,7 +64,7 @@ class Model(Protocol):
 
 
 class Engine:
-    """Runs requests on a model of `vocab_size` tokens with room for `context` positions.
+    """Runs requests on a model of this vocabulary with room for `context` positions.
 
     max_queue: how many answers may wait for their turn. speculation: whether to guess tokens (see `lookup`).
     """
@@ -71,14 +73,14 @@ class Engine:
         self,
         model: Model,
         *,
-        vocab_size: int,
+        vocabulary: Vocabulary,
         context: int,
         end_ids: Iterable[int],
         max_queue: int = MAX_QUEUE,
         speculation: bool = False,
         name: str = "the model",
     ) -> None:
-        self.model, self.vocab_size, self.name = model, vocab_size, name
+        self.model, self.vocabulary, self.name = model, vocabulary, name
         self.context = min(context, model.pool.size * BLOCK)
         self.end_ids = frozenset(end_ids)
         self.max_queue, self.speculation = max_queue, speculation
@@ -103,18 +105,15 @@ class Engine:
         """The prompt as plain integers. Raises `ParameterError` or `ContextLengthError` for what cannot be run."""
         if not len(prompt_ids):
             raise ParameterError("prompt is empty: there is nothing to continue; give at least one token")
-        for token in prompt_ids:
-            if isinstance(token, bool) or not isinstance(token, (int, np.integer)) or not 0 <= token < self.vocab_size:
-                raise ParameterError(
-                    f"prompt: {shown(token)} is not a token id; ids go from 0 to {self.vocab_size - 1}"
-                )
         if len(prompt_ids) >= self.context:
             raise ContextLengthError(
                 f"prompt has {len(prompt_ids)} tokens and the context holds {self.context}: "
                 "no room for an answer; shorten the prompt"
             )
-        params.check_for(self.vocab_size)
-        return [int(token) for token in prompt_ids]
+        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias)):
+            for token in ids:
+                self.vocabulary.check(name, token)
+        return [self.vocabulary.check("prompt", token) for token in prompt_ids]
 
     def submit(
         self,
@@ -160,10 +159,13 @@ class Engine:
             choice=choice,
             prompt_ids=ids,
             params=params,
-            sampler=Sampler(params, choice=choice, prompt_ids=ids, vocab_size=self.vocab_size, end_ids=self.end_ids),
+            sampler=Sampler(
+                params, choice=choice, prompt_ids=ids, vocab_size=self.vocabulary.size, end_ids=self.end_ids
+            ),
             guide=guide,
             sink=sink,
             lookup=Lookup() if self.speculation else None,
+            repetition=Repetition() if params.end_repetition else None,
             ending=params.ending_ids(self.end_ids),
             limit=min(room, params.max_tokens or room),
         )
@@ -258,7 +260,7 @@ class Engine:
         finally:
             self._in_step = []
         self.scheduler.record(time.perf_counter() - started)
-        likeliest = self.model.likeliest().tolist()
+        logits, likeliest = self.vocabulary.only_tokens(logits, self.model.likeliest().tolist())
         row = 0
         for work in plan:
             _, ids, outputs = work.chunk
@@ -324,6 +326,8 @@ class Engine:
         generation.append(choice)
         if generation.sink is not None and generation.sink.push(choice):
             return "stop"
+        if generation.repetition is not None and generation.repetition.push(choice.token):
+            return "repetition"
         return "length" if len(generation.token_ids) == generation.limit else None
 
     def _count_step(self, generation: Generation, drafts: int, complete: int) -> None:

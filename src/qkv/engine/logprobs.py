@@ -1,7 +1,8 @@
 """Log-probabilities: the natural logarithm of the softmax of a row of logits, in float64.
 
-They are those of the model's own distribution, before temperature, penalties and bans. Logits are finite, and so are
-their log-probabilities: none is ever -inf.
+They are relative to the tokens of the vocabulary: rows of the head that no token has are left out of the sum. They
+are those of the model's own distribution, before temperature, penalties and bans. A token's logit is finite, and so is
+its log-probability: none that is reported is ever -inf.
 """
 
 from __future__ import annotations

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import reprlib
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral
 from typing import Any
 
+from qkv.checks import flag, real, shown, text, whole
 from qkv.errors import ParameterError
 
 MAX_STOPS = 64
@@ -47,13 +45,14 @@ class SamplingParams:
     frequency_penalty: float = 0
     """Taken from the logits of tokens that the answer has, once for each time; -2 to 2."""
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
-    """Token id → what is added to its logit, -100 to 100; -100 forbids the token, whatever the temperature."""
+    """Token id → what is added to its logit, -100 to 100; -100 forbids the token, whatever the temperature. Keys
+    may be strings, as JSON has them."""
     seed: int | None = None
     """The same seed gives the same text. None draws a new one."""
     n: int = 1
     """How many answers to make of one prompt; they differ, and a seed makes each of them repeatable."""
     max_tokens: int | None = None
-    """The most tokens to generate; None is the room left in the context."""
+    """The most tokens to generate; None, and any larger number, is the room left in the context."""
     min_tokens: int = 0
     """No end token and none of `stop_token_ids` is chosen before there are this many tokens."""
     stop: str | Sequence[str] = ()
@@ -62,8 +61,11 @@ class SamplingParams:
     """Tokens that end the answer, beside the model's own end tokens; not part of the text."""
     ignore_eos: bool = False
     """Go on past the model's own end tokens (not past `stop_token_ids`)."""
+    end_repetition: bool = False
+    """End an answer that only repeats itself (see `engine/repetition.py` for how long), with reason "repetition"."""
     logprobs: bool = False
-    """Report each chosen token's log-probability: natural, of the model's own distribution, before any field here."""
+    """Report each chosen token's log-probability: natural, of the model's own distribution over the tokens of its
+    vocabulary (rows of the head that no token has don't count), before any field here."""
     top_logprobs: int = 0
     """Also report that many of the likeliest tokens at each place, 0 to 20; needs `logprobs`."""
     prompt_logprobs: bool = False
@@ -80,23 +82,29 @@ class SamplingParams:
     """The answer is one of these strings."""
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "min_p", "top_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
-            _check_number(name, getattr(self, name), *_NUMBERS[name])
-        for name, (low, high) in _WHOLE.items():
-            _check_whole(name, getattr(self, name), low, high)
-        for name in ("ignore_eos", "logprobs", "prompt_logprobs"):
-            if not isinstance(getattr(self, name), bool):
-                raise ParameterError(f"{name} must be true or false, got {shown(getattr(self, name))}")
+        checked: dict[str, Any] = {name: flag(name, getattr(self, name)) for name in _FLAGS}
+        for name, numbers in _NUMBERS.items():
+            if self._is_set(name):
+                checked[name] = real(name, getattr(self, name), *numbers)
+        for name, integers in _WHOLE.items():
+            if self._is_set(name):
+                checked[name] = whole(name, getattr(self, name), *integers)
+        checked["stop"] = _checked_stops(self.stop)
+        checked["stop_token_ids"] = _checked_ids(self.stop_token_ids)
+        checked["logit_bias"] = _checked_bias(self.logit_bias)
+        if self.choices is not None:
+            checked["choices"] = _checked_choices(self.choices)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         if self.top_logprobs and not self.logprobs:
             raise ParameterError(f"top_logprobs is {self.top_logprobs}, which needs logprobs to be true")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParameterError(f"min_tokens is {self.min_tokens}, more than max_tokens ({self.max_tokens})")
-        object.__setattr__(self, "stop", _checked_stops(self.stop))
-        object.__setattr__(self, "stop_token_ids", _checked_ids(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         _check_structure(self)
-        if self.choices is not None:
-            object.__setattr__(self, "choices", tuple(self.choices))
+
+    def _is_set(self, name: str) -> bool:
+        """Whether a field is to be checked: it is not None, or None is no value of it."""
+        return getattr(self, name) is not None or name not in _NONE_IS_DEFAULT
 
     def with_defaults(self, defaults: SamplingParams) -> SamplingParams:
         """Fill every field that is None from `defaults`. A field that is set stays, 0 included."""
@@ -104,13 +112,6 @@ class SamplingParams:
             field.name: getattr(defaults, field.name) for field in fields(self) if getattr(self, field.name) is None
         }
         return replace(self, **missing)
-
-    def check_for(self, vocab_size: int) -> None:
-        """Check what depends on the model. Raises `ParameterError` for a token id that its vocabulary does not have."""
-        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
-            for token in ids:
-                if not 0 <= token < vocab_size:
-                    raise ParameterError(f"{name}: {shown(token)} is not a token id; ids go from 0 to {vocab_size - 1}")
 
     def ending_ids(self, end_ids: Iterable[int]) -> frozenset[int]:
         """The tokens that end this request's answers, of a model with these end tokens."""
@@ -125,69 +126,58 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
 }
-_WHOLE = {
-    "top_k": (-1, LARGEST),
+_WHOLE: dict[str, tuple[int, int | None]] = {
+    "top_k": (-1, None),
     "seed": (0, MAX_SEED),
     "n": (1, MAX_CHOICES),
-    "max_tokens": (1, LARGEST),
+    "max_tokens": (1, None),
     "min_tokens": (0, LARGEST),
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
-    "thinking_budget": (0, LARGEST),
+    "thinking_budget": (0, None),
 }
+"""Where there is no upper limit, clients send large numbers to mean "all"."""
+_FLAGS = ("ignore_eos", "end_repetition", "logprobs", "prompt_logprobs")
 _NONE_IS_DEFAULT = {f.name for f in fields(SamplingParams) if f.default is None}
-
-
-def _check_number(name: str, value: Any, low: float, high: float) -> None:
-    if value is None and name in _NONE_IS_DEFAULT:
-        return
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not (low <= value <= high)
-        or value > sys.float_info.max
-    ):
-        upper = "" if high == math.inf else f" and at most {high:g}"
-        raise ParameterError(f"{name} must be a number of at least {low:g}{upper}, got {shown(value)}")
-
-
-def _check_whole(name: str, value: Any, low: int, high: int) -> None:
-    if value is None and name in _NONE_IS_DEFAULT:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ParameterError(f"{name} must be a whole number of at least {low} and at most {high}, got {shown(value)}")
 
 
 def _checked_stops(stop: Any) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, Sequence) or len(stops) > MAX_STOPS:
         raise ParameterError(f"stop must be a string or a list of at most {MAX_STOPS} strings, got {shown(stop)}")
-    if not all(isinstance(one, str) and one for one in stops):
-        raise ParameterError(f"stop must hold non-empty strings, got {shown(stop)}")
-    return tuple(stops)
+    return tuple(text("stop", one) for one in stops)
+
+
+def _checked_choices(choices: Any) -> tuple[str, ...]:
+    if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
+        raise ParameterError(f"choices must be a list of at least one string, got {shown(choices)}")
+    return tuple(text("choices", one) for one in choices)
 
 
 def _checked_ids(ids: Any) -> tuple[int, ...]:
     if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Collection):
         raise ParameterError(f"stop_token_ids must be a list of token ids, got {shown(ids)}")
-    return tuple(dict.fromkeys(_checked_id("stop_token_ids", token) for token in ids))
+    return tuple(dict.fromkeys(token_id("stop_token_ids", token) for token in ids))
 
 
 def _checked_bias(bias: Any) -> dict[int, float]:
     if not isinstance(bias, Mapping):
         raise ParameterError(f"logit_bias must map token ids to numbers, got {shown(bias)}")
-    for token, value in bias.items():
-        _checked_id("logit_bias", token)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:
-            raise ParameterError(
-                f"logit_bias of token {shown(token)} must be a number from -100 to 100, got {shown(value)}"
-            )
-    return {int(token): float(value) for token, value in bias.items()}
+    result: dict[int, float] = {}
+    for key, value in bias.items():
+        written = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20  # JSON's keys are strings
+        token = token_id("logit_bias", int(key) if written else key)
+        if token in result:
+            raise ParameterError(f"logit_bias: token {token} is given twice, as a number and as a string")
+        result[token] = float(real(f"logit_bias of token {shown(token)}", value, -100, 100))
+    return result
 
 
-def _checked_id(name: str, token: Any) -> int:
-    if isinstance(token, bool) or not isinstance(token, Integral) or token < 0:
-        raise ParameterError(f"{name}: {shown(token)} is not a token id")
-    return int(token)
+def token_id(name: str, token: Any) -> int:
+    """Something that can be a token's id, as an int. Raises ParameterError."""
+    try:
+        return whole(name, token, 0)
+    except ParameterError:
+        raise ParameterError(f"{name}: {shown(token)} is not a token id") from None
 
 
 def _check_structure(params: SamplingParams) -> None:
@@ -195,25 +185,11 @@ def _check_structure(params: SamplingParams) -> None:
     asked = [name for name in _STRUCTURES if getattr(params, name) is not None]
     if len(asked) > 1:
         raise ParameterError(f"{asked[1]} cannot be asked for together with {asked[0]}")
+    for name in asked:
+        value = getattr(params, name)
+        if name in ("regex", "grammar") or (name == "json_schema" and isinstance(value, str)):
+            text(name, value)
     if not isinstance(params.json_schema, (Mapping, bool, str, type(None))):
         raise ParameterError(
             f"json_schema must be an object, a truth value or JSON text, got {shown(params.json_schema)}"
         )
-    for name in ("regex", "grammar"):
-        value = getattr(params, name)
-        if value is not None and not (isinstance(value, str) and value):
-            raise ParameterError(f"{name} must be a non-empty string, got {shown(value)}")
-    if params.choices is None:
-        return
-    if isinstance(params.choices, str) or not isinstance(params.choices, Sequence) or not params.choices:
-        raise ParameterError(f"choices must be a list of at least one string, got {shown(params.choices)}")
-    if not all(isinstance(choice, str) and choice for choice in params.choices):
-        raise ParameterError(f"choices must hold non-empty strings, got {shown(params.choices)}")
-
-
-def shown(value: object) -> str:
-    """A value for a message: short, whatever it is."""
-    try:
-        return reprlib.repr(value)
-    except Exception:  # a number with more digits than Python spells, or an object that cannot show itself
-        return f"a {type(value).__name__}"

@@ -10,11 +10,12 @@ from typing import Literal
 from qkv.engine.guide import Guide, Sink
 from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import SamplingParams
+from qkv.engine.repetition import Repetition
 from qkv.engine.sampling import Choice, Sampler
 from qkv.engine.speculation import Lookup
 from qkv.model.paged import PagedCache
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "repetition"]
 
 
 @dataclass(eq=False)
@@ -32,6 +33,7 @@ class Generation:
     guide: Guide | None = None
     sink: Sink | None = None
     lookup: Lookup | None = None
+    repetition: Repetition | None = None
     ending: frozenset[int] = frozenset()
     """The tokens that end it."""
     limit: int = 1

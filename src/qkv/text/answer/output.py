@@ -18,7 +18,7 @@ from qkv.text.answer.tools import CLOSE, OPEN, Parsed, ToolCallDelta, ToolCallPa
 from qkv.text.tokens.detokenizer import Detokenizer
 from qkv.text.tokens.tokenizer import Tokenizer
 
-Reason = Literal["stop", "length"]
+Reason = Literal["stop", "length", "repetition"]
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,8 @@ class Tokenizer:
         """The largest id + 1. A model's matrix may have more rows (Qwen pads 151,669 ids to 151,936)."""
         if not 0 < self.vocab_size <= MAX_IDS:
             raise ModelFileError(f"{source}: the vocabulary's ids go up to {self.vocab_size - 1}, which no model has")
+        self.unused_ids = frozenset(range(self.vocab_size)).difference(self._ids.values())
+        """Ids below `vocab_size` that no token has."""
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
