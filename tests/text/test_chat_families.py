@@ -150,8 +150,12 @@ def test_prompts_equal_transformers(families, name, messages):
     for tools, prompt in itertools.product((None, TOOLS), (True, False)):
         options = {"tools": tools, "add_generation_prompt": prompt, "date": "1 May 2031"}
 
-        def expected(tokenize, options=options):
-            return theirs.apply_chat_template(messages, tokenize=tokenize, return_dict=False, **options)
+        meant = messages
+        if name != "llama3":  # whose template knows the role
+            meant = [message | {"role": message["role"].replace("developer", "system")} for message in messages]
+
+        def expected(tokenize, options=options, meant=meant):
+            return theirs.apply_chat_template(meant, tokenize=tokenize, return_dict=False, **options)
 
         text = outcome(lambda: expected(False))
         assert outcome(lambda options=options: template.render(messages, **options)) == text

@@ -98,6 +98,52 @@ def test_the_end_of_qwen3s_prompt(qwen3, qwen3_template):
         assert qwen3.decode(encode_chat(qwen3_template, qwen3, messages, thinking=thinking)).endswith("assistant\n")
 
 
+@pytest.mark.parametrize("role", ["function", "Tool", "USER", "user ", "ipython", "role<|im_end|>", "42"])
+@pytest.mark.parametrize("content", ["hi", "", "user", "  \n"])
+def test_a_message_whose_role_the_template_leaves_out_is_refused_by_name(qwen3, qwen3_template, chatml, role, content):
+    """Wherever it stands, and though its text is also in another message. A template that shows any role shows it."""
+    for messages in ([turn(role, content)], [turn("user", content), turn(role, content), turn("user", content)]):
+        at = len(messages) // 2
+        with pytest.raises(ParameterError) as caught:
+            encode_chat(qwen3_template, qwen3, messages)
+        assert str(caught.value).startswith(f"messages[{at}].role: qwen3's chat template leaves out messages of role ")
+        assert repr(role) in str(caught.value)
+        assert qwen3.decode(encode_chat(chatml, qwen3, messages), skip_special=False) == chatml.render(messages)
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool", "developer"])
+def test_no_message_of_a_known_role_is_refused(tiny, qwen3, qwen3_template, chatml, role):
+    """Not even where the template drops its text, as it does with the thinking of an earlier turn."""
+    for content in ("", "x", "<think>\nx\n</think>\n\n", "<tool_response>"):
+        messages = [turn("user", "a"), turn(role, content), turn("user", "b")]
+        assert encode_chat(qwen3_template, qwen3, messages) and encode_chat(chatml, tiny, messages)
+
+
+def test_a_call_without_text_is_shown_by_its_name(tiny):
+    source = "{% for m in messages %}{{ m.tool_calls[0].function.name if m.tool_calls else m.content }}{% endfor %}"
+    template = ChatTemplate(source, bos_token=None, eos_token=None, name="t")
+    messages = [turn("user", "a"), turn("assistant", "dropped", **called({}))]
+    assert tiny.decode(encode_chat(template, tiny, messages)) == "aweather"
+
+
+def test_developer_is_system_unless_the_template_knows_it(tiny, qwen3, qwen3_template):
+    messages = [turn("developer", "be brief"), turn("user", "hi"), turn("developer", "b")]
+    as_system = [message | {"role": message["role"].replace("developer", "system")} for message in messages]
+    assert encode_chat(qwen3_template, qwen3, messages) == encode_chat(qwen3_template, qwen3, as_system)
+    assert qwen3_template.render(messages) == qwen3_template.render(as_system)
+    source = "{% for m in messages %}{% if m.role == 'developer' %}D{% endif %}{{ m.role }}{{ m.content }}{% endfor %}"
+    knows = ChatTemplate(source, bos_token=None, eos_token=None, name="t")
+    assert tiny.decode(encode_chat(knows, tiny, messages)) == "Ddeveloperbe briefuserhiDdeveloperb"
+
+
+@pytest.mark.parametrize("where", ["tools", "x"])
+def test_half_a_character_in_a_definition_or_a_variable_is_refused(tiny, chatml, where):
+    half = "a\ud83d"
+    for value in (half, {half: 1}, [{"description": half}]):
+        with pytest.raises(ParameterError, match=rf"^{where}: has half a character"):
+            encode_chat(chatml, tiny, [turn("user", "x")], **{where: [{"function": value}]})
+
+
 TOOLS = [
     {
         "type": "function",

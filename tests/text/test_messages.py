@@ -7,7 +7,7 @@ from collections import OrderedDict
 import pytest
 
 from qkv.errors import ParameterError
-from qkv.text.prompt.messages import normalize_messages, plain
+from qkv.text.prompt.messages import as_json, normalize_messages
 
 
 def user(content):
@@ -87,6 +87,7 @@ def test_subclasses_lose_their_methods():
         (calls("[1]"), r"function\.arguments: must be a JSON object, not list"),
         (calls(5), r"function\.arguments: must be a JSON object, not int"),
         ([user("x") | {"meta": {1: 2}}], r"messages\[0\]\.meta: keys must be strings"),
+        ([user("x") | {5: 1}], r"messages\[0\]: keys must be strings, not int"),
         ([user("x") | {"meta": object()}], r"messages\[0\]\.meta: must be made of JSON values, not object"),
     ],
 )
@@ -96,9 +97,35 @@ def test_malformed_conversations_are_refused_by_field(messages, words):
     assert str(caught.value).startswith("messages") and "\n" not in str(caught.value)
 
 
+HALF = "a\ud83d"
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([user(HALF)], "messages[0].content"),
+        ([user("a"), user([{"type": "text", "text": HALF}])], "messages[1].content[0].text"),
+        ([{"role": HALF, "content": "x"}], "messages[0].role"),
+        ([{"role": "tool", "content": "x", "name": HALF}], "messages[0].name"),
+        ([{"role": "tool", "content": "x", "tool_call_id": HALF}], "messages[0].tool_call_id"),
+        ([user("x") | {HALF: 1}], "messages[0]"),
+        ([user("x") | {"meta": [{HALF: 1}]}], "messages[0].meta"),
+        ([user("x") | {"reasoning": HALF}], "messages[0].reasoning"),
+        (calls({"a": [HALF]}), "messages[0].tool_calls[0]"),
+        (calls("{}", name=HALF), "messages[0].tool_calls[0]"),
+        (calls('{"a": "\\ud83d"}'), "messages[0].tool_calls[0].function.arguments"),
+        (calls(HALF), "messages[0].tool_calls[0]"),
+    ],
+)
+def test_half_a_character_is_refused_wherever_it_stands(messages, field):
+    with pytest.raises(ParameterError) as caught:
+        normalize_messages(messages)
+    assert str(caught.value).startswith(f"{field}: has half a character (lone surrogate '\\ud83d') at position ")
+
+
 def test_endless_nesting_is_refused():
     deep = []
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(ParameterError, match="tools: nested too deeply"):
-        plain(deep, "tools")
+        as_json(deep, "tools")

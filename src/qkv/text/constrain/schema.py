@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any, NoReturn, TypeGuard
 
 from qkv.errors import ParameterError
-from qkv.text.prompt.messages import plain
+from qkv.text.prompt.messages import as_json
 
 MAX_TEXT = 1 << 18
 """Characters of a schema, expression or grammar."""
@@ -53,7 +53,7 @@ def schema_options(schema: object, field: str) -> dict[str, Any]:
         schema = _parsed(schema, field)
     if not isinstance(schema, (bool, Mapping)):
         raise ParameterError(f"{field}: must be a JSON object, true or false, not {type(schema).__name__}")
-    copy: dict[str, Any] = {"allOf": [schema]} if isinstance(schema, bool) else plain(schema, field)
+    copy: dict[str, Any] = {"allOf": [schema]} if isinstance(schema, bool) else as_json(schema, field)
     try:
         json.dumps(copy, allow_nan=False)
     except (ValueError, RecursionError) as error:

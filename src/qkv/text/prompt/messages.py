@@ -7,12 +7,14 @@ beside tool calls becomes "", and the JSON string in a tool call's `arguments` b
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from qkv.errors import ParameterError
 
 Message = dict[str, Any]
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def normalize_messages(messages: object) -> list[Message]:
@@ -24,27 +26,44 @@ def normalize_messages(messages: object) -> list[Message]:
     return [_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
 
 
-def plain(value: object, field: str) -> Any:
-    """A copy of `value` in plain JSON types, so that nothing a template can reach has methods of its own."""
+def as_json(value: object, field: str) -> Any:
+    """A copy of `value` in plain JSON types, so that nothing a template can reach has methods of its own.
+
+    Raises ParameterError, naming `field`, for what JSON does not have, nested too deeply, or half a character.
+    """
     try:
-        return _plain(value, field)
+        return _as_json(value, field)
     except RecursionError:
         raise ParameterError(f"{field}: nested too deeply") from None
 
 
-def _plain(value: object, field: str) -> Any:
-    if value is None or type(value) in (str, int, float, bool):
+def _as_json(value: object, field: str) -> Any:
+    if value is None or type(value) in (int, float, bool):
         return value
     if isinstance(value, str):
-        return str.__str__(value)
+        return _text(value, field)
     if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise ParameterError(f"{field}: keys must be strings, not {type(key).__name__}")
-        return {str.__str__(key): _plain(item, field) for key, item in value.items()}
+        return {_key(key, field): _as_json(item, field) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item, field) for item in value]
+        return [_as_json(item, field) for item in value]
     raise ParameterError(f"{field}: must be made of JSON values, not {type(value).__name__}")
+
+
+def _key(key: object, field: str) -> str:
+    if not isinstance(key, str):
+        raise ParameterError(f"{field}: keys must be strings, not {type(key).__name__}")
+    return _text(key, field)
+
+
+def _text(value: str, field: str) -> str:
+    """A string without methods of its own. Raises ParameterError for half a character, which no encoder takes."""
+    half = _SURROGATE.search(value)
+    if half:
+        raise ParameterError(
+            f"{field}: has half a character (lone surrogate {half[0]!a}) at position {half.start()}; "
+            "send whole characters"
+        )
+    return str.__str__(value)
 
 
 def _message(message: object, field: str) -> Message:
@@ -56,7 +75,8 @@ def _message(message: object, field: str) -> Message:
     calls = message.get("tool_calls")
     handled = ("role", "content", "tool_calls")
     # A key with null is the same as no key: many templates print "None" otherwise.
-    out: Message = {k: plain(v, f"{field}.{k}") for k, v in message.items() if v is not None and k not in handled}
+    others = {_key(key, field): value for key, value in message.items() if value is not None and key not in handled}
+    out: Message = {key: as_json(value, f"{field}.{key[:40]}") for key, value in others.items()}
     # Templates read the first of these names; clients send any.
     reasoning = next((out[key] for key in ("reasoning_content", "reasoning", "thinking") if key in out), None)
     if reasoning is not None:
@@ -64,7 +84,7 @@ def _message(message: object, field: str) -> Message:
     if not isinstance(out.get("reasoning_content", ""), str):
         raise ParameterError(f"{field}.reasoning_content: must be a string")
     out = {
-        "role": str.__str__(role),
+        "role": _text(role, f"{field}.role"),
         "content": _content(message.get("content"), bool(calls), f"{field}.content"),
         **out,
     }
@@ -78,7 +98,7 @@ def _message(message: object, field: str) -> Message:
 
 def _content(content: object, has_calls: bool, field: str) -> str:
     if isinstance(content, str):
-        return str.__str__(content)
+        return _text(content, field)
     if content is None:
         if has_calls:
             return ""
@@ -91,14 +111,14 @@ def _content(content: object, has_calls: bool, field: str) -> str:
         text = part.get("text") if isinstance(part, Mapping) else None
         if kind != "text" or not isinstance(text, str):
             raise ParameterError(f"{field}[{at}]: only parts of type text are supported, not {str(kind)[:40]!r}")
-        texts.append(text)
+        texts.append(_text(text, f"{field}[{at}].text"))
     return "".join(texts)
 
 
 def _tool_call(call: object, field: str) -> dict[str, Any]:
     if not isinstance(call, Mapping):
         raise ParameterError(f"{field}: must be an object, not {type(call).__name__}")
-    out: dict[str, Any] = plain(call, field)
+    out: dict[str, Any] = as_json(call, field)
     inner = "function" if "function" in out else ""
     function = out["function"] if inner else out
     where = f"{field}.{inner}" if inner else field
@@ -110,7 +130,7 @@ def _tool_call(call: object, field: str) -> dict[str, Any]:
 
 def _arguments(arguments: object, field: str) -> dict[str, Any]:
     if isinstance(arguments, str):
-        arguments = _parse_object(arguments, field) if arguments.strip() else {}
+        arguments = as_json(_parse_object(arguments, field), field) if arguments.strip() else {}
     if arguments is None:
         return {}
     if not isinstance(arguments, dict):

@@ -19,7 +19,7 @@ from qkv.errors import ParameterError, TemplateError
 from qkv.text.prompt.budget import Budget, run_within, running
 from qkv.text.prompt.disguise import Disguise, unused
 from qkv.text.prompt.estimates import expect_json
-from qkv.text.prompt.messages import normalize_messages, plain
+from qkv.text.prompt.messages import as_json, normalize_messages
 from qkv.text.prompt.sandbox import GuardedEnvironment
 from qkv.text.tokens.tokenizer import Tokenizer
 
@@ -48,6 +48,7 @@ class ChatTemplate:
         environment.add_function("strftime_now", strftime_now)
         try:
             self._template = environment.from_string(source)
+            self._roles = _compared(environment.parse(source))
         except Exception as error:
             raise self._error(error) from error
 
@@ -75,12 +76,15 @@ class ChatTemplate:
         self, messages: object, tools: object, add_generation_prompt: bool, thinking: bool | None, extra: dict[str, Any]
     ) -> dict[str, Any]:
         variables: dict[str, Any] = {"documents": None, **self._tokens}
-        variables |= {name: plain(value, name) for name, value in extra.items()}
+        variables |= {name: as_json(value, name) for name, value in extra.items()}
         if thinking is not None:
             if variables.get("enable_thinking", thinking) != thinking:
                 raise ParameterError("thinking: contradicts enable_thinking in the template's variables")
             variables["enable_thinking"] = thinking
         variables["messages"] = normalize_messages(messages)
+        for message in variables["messages"]:
+            if message["role"] == "developer" and "developer" not in self._roles:
+                message["role"] = "system"
         variables["tools"] = _tools(tools)
         variables["add_generation_prompt"] = add_generation_prompt
         return variables
@@ -110,6 +114,27 @@ class ChatTemplate:
         if at < 0:
             raise ParameterError(f"messages: {self.name}'s chat template leaves out the content to be continued")
         return rendered[:at] if rendered[at + 1 : at + 2] == " " else rendered[:at].rstrip()
+
+    def _check_roles(self, variables: dict[str, Any]) -> None:
+        """Refuse a message that the template leaves out because it does not know its role.
+
+        Messages with roles that the template compares with are its own business. The others get a mark that must show.
+        """
+        messages = variables["messages"]
+        asked = [at for at, message in enumerate(messages) if message["role"] not in self._roles]
+        if not asked:
+            return
+        mark = next(unused(variables, self.source), None)
+        if mark is None:
+            raise ParameterError("messages: use too many rare characters to find each message in the prompt")
+        marked = [_marked(message, f"{mark}{at}{mark}") for at, message in enumerate(messages)]
+        rendered = self._render(variables | {"messages": marked}, frozenset({mark}))
+        for at in asked:
+            if f"{mark}{at}{mark}" not in rendered:
+                raise ParameterError(
+                    f"messages[{at}].role: {self.name}'s chat template leaves out messages of role "
+                    f"{messages[at]['role'][:40]!r}; use system, user, assistant or tool"
+                )
 
     def _error(self, error: Exception) -> TemplateError:
         reason = " ".join(str(error).split())[:500]
@@ -142,6 +167,7 @@ def encode_chat(
     variables = template._variables(messages, tools, prompt, thinking, extra)
     disguise = Disguise(tokenizer, variables, template.source)
     rendered = template._render(disguise.hide_in(variables), disguise.stand_ins, continues=continue_final_message)
+    template._check_roles(variables)
     if not disguise.stand_ins:
         return tokenizer.encode(rendered, markers=True)
     ids: list[int] = []
@@ -151,6 +177,27 @@ def encode_chat(
         else:
             ids.extend(tokenizer.encode(disguise.reveal(piece), inner=at > 0))
     return ids
+
+
+def _compared(source: jinja2.nodes.Template) -> frozenset[str]:
+    """The texts that a template compares something with, the roles it knows among them."""
+    comparisons = source.find_all((jinja2.nodes.Compare, jinja2.nodes.Test))
+    constants = (constant.value for node in comparisons for constant in node.find_all(jinja2.nodes.Const))
+    return frozenset(value for value in constants if isinstance(value, str))
+
+
+def _marked(message: dict[str, Any], mark: str) -> dict[str, Any]:
+    """A message with a mark at the end of its content and of its calls' names: templates may show either."""
+    marked = {**message, "content": message["content"] + mark}
+    if "tool_calls" in message:
+        marked["tool_calls"] = [_marked_call(call, mark) for call in message["tool_calls"]]
+    return marked
+
+
+def _marked_call(call: dict[str, Any], mark: str) -> dict[str, Any]:
+    if "function" in call:
+        return {**call, "function": _marked_call(call["function"], mark)}
+    return {**call, "name": call["name"] + mark}
 
 
 def tojson(
@@ -193,4 +240,4 @@ def _tools(tools: object) -> list[Any] | None:
         return None
     if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
         raise ParameterError("tools: must be a list of objects")
-    return plain(tools, "tools") if tools else None
+    return as_json(tools, "tools") if tools else None
