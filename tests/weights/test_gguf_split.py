@@ -10,7 +10,7 @@ import pytest
 
 from qkv.errors import ModelFileError
 from qkv.weights.checkpoint import open_checkpoint
-from qkv.weights.gguf_split import open_gguf_model
+from qkv.weights.gguf import open_gguf_model
 from tiny import random_tensors, tiny_config
 from tinyfiles import write_gguf
 

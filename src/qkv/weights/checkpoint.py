@@ -16,8 +16,7 @@ import numpy.typing as npt
 from qkv.errors import ModelFileError
 from qkv.model.config import ModelConfig, from_gguf, from_hf
 from qkv.model.keys import label
-from qkv.weights.gguf import GGUFFile
-from qkv.weights.gguf_split import first_part, open_gguf_model
+from qkv.weights.gguf import GGUFFile, first_part, open_gguf_model
 from qkv.weights.jsonfile import read_json
 from qkv.weights.mapped import check_file, read_limited
 from qkv.weights.safetensors import open_folder

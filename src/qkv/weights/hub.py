@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import glob
 import io
+import shutil
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from qkv import settings
 from qkv.errors import CacheError, ModelFileError, ModelNotFoundError
 from qkv.model.config import HF_FAMILIES
 from qkv.progress import Progress, silent
-from qkv.weights.gguf_split import all_parts
+from qkv.weights.gguf import all_parts
 from qkv.weights.jsonfile import read_json
 from qkv.weights.safetensors import INDEX, SINGLE
 
@@ -41,7 +41,10 @@ def cached(repo: str, file: str | None = None) -> Path | None:
     try:
         found = hf.try_to_load_from_cache(repo, file or "config.json")
         if isinstance(found, str):
-            return _whole_file(Path(found)) if file else _whole_model(Path(found).parent)
+            path = Path(found)
+            if file is None:
+                return _whole_model(path.parent)
+            return path if all(part.exists() for part in all_parts(path)) else None
         if file:
             return None
         return _whole_model(Path(hf.snapshot_download(repo, allow_patterns="*.gguf", local_files_only=True)))
@@ -71,10 +74,10 @@ def fetch(repo: str, file: str | None = None, progress: Progress = silent) -> Pa
         info = hf.HfApi().model_info(repo, timeout=REQUEST_SECONDS, files_metadata=True)
         sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
         wanted = choose_files(name, sizes, file)
-        bars = _Bars(f"downloading {name}", sum(sizes[path] for path in wanted), progress)
-        patterns = [glob.escape(path) for path in wanted]
-        folder = Path(hf.snapshot_download(repo, allow_patterns=patterns, tqdm_class=bars.bar_class()))
-        bars.finish()
+        what, total = f"downloading {name}", sum(sizes[path] for path in wanted)
+        patterns, bar = [glob.escape(path) for path in wanted], _bar_class(what, total, progress)
+        folder = Path(hf.snapshot_download(repo, allow_patterns=patterns, tqdm_class=bar))
+        progress(what, total, total)
     except (OSError, ValueError, hf.errors.HTTPError) as error:  # type: ignore[attr-defined]
         refused = isinstance(error, hf.errors.RepositoryNotFoundError)
         found = None if refused else cached(repo, file)
@@ -100,13 +103,11 @@ def remove(repo: str) -> int:
     found = [cached for cached in info.repos if cached.repo_type == "model" and cached.repo_id == repo] if info else []
     if not found:
         return 0
-    # Revisions are deleted by commit, and a copied repository has the same commits: show it this repository alone.
-    strategy = replace(info, repos=frozenset(found)).delete_revisions(*(rev.commit_hash for rev in found[0].revisions))
     try:
-        strategy.execute()
+        shutil.rmtree(found[0].repo_path)
     except OSError as error:
         raise CacheError(f"{repo}: cannot be removed from the hub's cache ({error.strerror or error})") from error
-    return int(strategy.expected_freed_size)
+    return int(found[0].size_on_disk)
 
 
 def choose_files(name: str, files: Iterable[str], file: str | None) -> list[str]:
@@ -146,11 +147,6 @@ def _whole_model(folder: Path) -> Path | None:
     return gguf[0] if gguf and gguf == all_parts(gguf[0]) else None
 
 
-def _whole_file(path: Path) -> Path | None:
-    """The file, if all parts of its set are there."""
-    return path if all(part.exists() for part in all_parts(path)) else None
-
-
 def _is_loadable(folder: Path) -> bool:
     try:
         if next(folder.rglob("*.gguf"), None) is not None:
@@ -172,41 +168,30 @@ def _cache() -> Any:
         raise CacheError(f"the hub's cache cannot be read ({' '.join(str(error).split())})") from error
 
 
-class _Bars:
-    """What `huggingface_hub` reports to its progress bars, handed on to one `Progress`."""
+def _bar_class(what: str, total: int, progress: Progress) -> type:
+    """A class of bars for `huggingface_hub`, which reports the bytes of them all to one `Progress`.
 
-    def __init__(self, what: str, total: int, progress: Progress) -> None:
-        self.what, self.total, self.progress = what, total, progress
-        self.lock = threading.Lock()
-        self.done = 0
+    Several of its bars may count the same bytes, from several threads: the largest count is what has come. The last
+    byte is not reported here, but when all files are in place.
+    """
+    from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-    def report(self, done: int) -> None:
-        """Bytes so far by one of the bars. Several bars may count the same bytes: the largest count is it."""
-        with self.lock:
-            if done > self.done:
-                self.done = min(done, max(self.total - 1, 0))  # the last byte is reported when all is in place
-                self.progress(self.what, self.done, self.total)
+    lock, reported = threading.Lock(), [0]
 
-    def finish(self) -> None:
-        self.progress(self.what, self.total, self.total)
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.counts_bytes = kwargs.get("unit") == "B"
+            super().__init__(*args, **{**kwargs, "file": io.StringIO()})
 
-    def bar_class(self) -> type:
-        from tqdm.auto import tqdm  # type: ignore[import-untyped]
+        def update(self, n: float | None = 1) -> bool | None:
+            shown = super().update(n)
+            with lock:
+                if self.counts_bytes and self.n > reported[0]:
+                    reported[0] = int(self.n)
+                    progress(what, max(0, min(reported[0], total - 1)), total)
+            return shown
 
-        bars = self
-
-        class Bar(tqdm):  # type: ignore[misc]
-            def __init__(self, *args: Any, **kwargs: Any) -> None:
-                self.counts_bytes = kwargs.get("unit") == "B"
-                super().__init__(*args, **{**kwargs, "file": io.StringIO()})
-
-            def update(self, n: float | None = 1) -> bool | None:
-                shown = super().update(n)
-                if self.counts_bytes:
-                    bars.report(int(self.n))
-                return shown
-
-        return Bar
+    return Bar
 
 
 def _explain(name: str, error: Exception) -> Exception:
