@@ -37,7 +37,7 @@ def test_lines_are_turns_and_history_carries_the_thinking(
         [system, *first, *second, third],
     ]
     assert {call["thinking"] for call in llm.calls} == {True}
-    assert {call["params"] for call in llm.calls} == {SamplingParams(seed=1)}
+    assert {call["params"] for call in llm.calls} == {SamplingParams(seed=1, end_repetition=True)}
 
 
 def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +68,7 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
         repetition_penalty=1.1,
         presence_penalty=1,
         thinking_budget=9,
+        end_repetition=True,
     )
 
 

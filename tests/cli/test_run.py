@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from qkv.cli.main import execute
 from qkv.cli.options import DEFAULT_MODEL
 from qkv.engine.params import SamplingParams
 from qkv.errors import ContextLengthError
+
+CACHE = os.environ.get("QKV_CACHE")
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def test_the_answer_alone_is_on_standard_output(llm: ScriptedLLM, capsys: pytest
     assert llm.calls == [
         {
             "messages": [{"role": "user", "content": "Why is the sky blue?"}],
-            "params": SamplingParams(),
+            "params": SamplingParams(end_repetition=True),
             "thinking": None,
         }
     ]
@@ -174,17 +177,18 @@ def test_prompt_from_argument_and_pipe(
 def test_an_answer_that_only_repeats_itself_is_ended_and_said_to_be(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
-    install(monkeypatch, ScriptedLLM([("12" * 30, "")], end="repetition"))
+    llm = install(monkeypatch, ScriptedLLM([("12" * 30, "")], end="repetition"))
     pipe_in(monkeypatch, b"hi\n")
     assert execute([verb]) == 0
     out, err = capsys.readouterr()
     assert out == "12" * 30 + "\n"
     assert "ended: the answer only repeated itself" in err.splitlines()[-1]
+    assert llm.calls[0]["params"].end_repetition
 
 
 def test_raw_continues_the_prompt_as_it_is(llm: ScriptedLLM, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["run", "--raw", " The sky is"]) == 0
-    assert llm.calls == [{"prompt": " The sky is", "params": SamplingParams()}]
+    assert llm.calls == [{"prompt": " The sky is", "params": SamplingParams(end_repetition=True)}]
 
 
 def test_json_is_one_object_and_nothing_else(llm: ScriptedLLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,7 +254,7 @@ def test_a_pipe_gets_the_answer_character_for_character(
         (["run", "hi", "--temperature", "nan"], "temperature must be a number"),
         (["run", "hi", "--top-k", "x"], "'--top-k'"),
         (["run", "hi", "--max-tokens", "0"], "max_tokens must be a whole number"),
-        (["run", "hi", "--stop", ""], "stop must hold non-empty strings"),
+        (["run", "hi", "--stop", ""], "stop must be a non-empty string"),
         (["run", "hi", "--raw", "--system", "x"], "--system needs the chat template"),
         (["run", "hi", "--raw", "--no-think"], "--think needs the chat template"),
         (["run", "hi", "--repetition-penalty", "0"], "repetition_penalty must be a number"),
@@ -321,3 +325,20 @@ def test_a_full_disk_is_an_error_not_a_success(llm: ScriptedLLM, capsys: pytest.
         patch.setattr("sys.stdout", stream)
         assert execute(["run", "hi"]) == 2
     assert capsys.readouterr().err == "qkv: standard output cannot be written: No space left on device\n"
+
+
+def test_a_real_model_in_a_loop_is_ended_long_before_its_context_is_full(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told to say the same for ever, SmolLM2 does; its context has 8,192 positions."""
+    if CACHE is None:  # the kernels that other tests have compiled
+        monkeypatch.delenv("QKV_CACHE")
+    else:
+        monkeypatch.setenv("QKV_CACHE", CACHE)
+    line = ["run", "--raw", "--temp", "0", "-m", str(smollm2), "--json", "12 12 12 12 12 12 12 12 12 12 12 12"]
+    assert execute(line) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert report["finish_reason"] == "repetition"
+    assert len(report["token_ids"]) < 1000
+    assert "ended: the answer only repeated itself" in err

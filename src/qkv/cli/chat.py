@@ -45,7 +45,7 @@ def chat(
     Each line is a message. Lines can be piped in; standard output then gets an answer for each, and the first error
     ends it.
     """
-    params = sampling.params()
+    params = sampling.params(end_repetition=True)
     options.check_text("the system message", system)
     with model.open() as llm:
         Chat(llm, params, Conversation(system, think), quiet=model.quiet).loop()

@@ -32,7 +32,9 @@ def run(
         list[str] | None,
         typer.Option("--stop", metavar="<str>", help="End the answer before this text; may be given again."),
     ] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end.")] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the model's own end, and when it repeats itself.")
+    ] = False,
     json_schema: Annotated[
         str | None,
         typer.Option("--json-schema", metavar="<file|json>", help="Answer with JSON that this schema allows."),
@@ -64,6 +66,7 @@ def run(
     params = sampling.params(
         stop=stop or (),
         ignore_eos=ignore_eos,
+        end_repetition=not ignore_eos,
         json_schema=None if json_schema is None else read_schema(json_schema),
     )
     if raw and (system is not None or think is not None):
