@@ -153,7 +153,7 @@ def test_whatever_is_thought_the_content_is_what_was_asked_for(guides, tiny, see
     }
     draw = random.Random(seed)
     one = guide(guides, tiny, prompt, json_schema=schema, thinking_budget=budget)
-    path = OutputPipeline(tiny, None, split_of(tiny, prompt))
+    path = OutputPipeline(tiny, (), split_of(tiny, prompt))
     ends = {tiny.id(text) for text in ENDS}
     deltas, thought = [], 0
     for _ in range(300):
@@ -191,14 +191,17 @@ def test_whatever_is_thought_the_content_is_what_was_asked_for(guides, tiny, see
         ({"json_schema": {"const": "a\x1f"}}, "json_schema: 'const' has a control"),
         ({"json_schema": {"patternProperties": {f"^{n}$": {} for n in range(101)}}}, "json_schema: patternProperties"),
         ({"json_schema": {"anyOf": [{"enum": [n]} for n in range(2500)]}}, "json_schema: has more than 4000"),
-        ({"json_schema": {"const": "\ud800"}}, "json_schema: "),
+        ({"json_schema": {"const": "\ud800"}}, "json_schema: has half a character"),
+        ({"json_schema": {"properties": {"\ud800": {}}}}, "json_schema: has half a character"),
+        ({"json_schema": '{"const": "\\ud800"}'}, "json_schema: has half a character"),
+        ({"json_schema": '{"type": "string"'}, "json_schema: is not valid JSON"),
+        ({"json_schema": ""}, "json_schema: is not valid JSON"),
         ({"regex": "a" * 300_000}, "regex: has 300,000 characters"),
         ({"regex": "\ud800"}, "regex: has half a character"),
         ({"regex": "("}, "regex: invalid regex"),
         ({"grammar": "start: " + ":" * 5000}, "grammar: has more than 4000"),
         ({"grammar": "x: y"}, "grammar: "),
         ({"choices": ["\ud83d"]}, "choices: "),
-        ({"regex": "a", "choices": ["b"]}, "choices cannot be asked for together with regex"),
         ({"regex": "a", "tools": [{"name": "f"}], "tool_choice": "required"}, "tool_choice: a call cannot be forced"),
     ],
 )
@@ -246,7 +249,7 @@ def calls_of(tokenizer, guides, choice, seed, *, prompt="<think>\n\n</think>\n\n
     """The calls that a random model makes under a guide, and the content beside them."""
     draw = random.Random(seed)
     plan = guides.plan(split_of(tokenizer, prompt), wanted(), tools=TOOLS, tool_choice=choice)
-    one, path = plan(), OutputPipeline(tokenizer, None, split_of(tokenizer, prompt), tools=True)
+    one, path = plan(), OutputPipeline(tokenizer, (), split_of(tokenizer, prompt), tools=True)
     ends = {tokenizer.id(text) for text in ENDS}
     quote = tokenizer.id('"')
     deltas = []

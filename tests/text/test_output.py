@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qkv import SamplingParams
 from qkv.text.answer.output import Delta, OutputPipeline
 from qkv.text.answer.thinking import ThinkingSplit
 
@@ -16,7 +17,7 @@ from qkv.text.answer.thinking import ThinkingSplit
 def pipeline(tokenizer, stops=None, prompt=""):
     ids = tokenizer.encode(prompt, markers=True)
     split = ThinkingSplit(tokenizer.id("<think>"), tokenizer.id("</think>"), ids, tokenizer.special_ids)
-    return OutputPipeline(tokenizer, stops, split)
+    return OutputPipeline(tokenizer, SamplingParams(stop=stops or ()).stop, split)
 
 
 def answer(tokenizer, output, **options):
@@ -82,7 +83,7 @@ def test_half_characters_are_flushed_where_they_belong(tiny):
 @pytest.mark.parametrize(("said", "stop", "text"), [("", "\ufffd", ""), ("ab", "b\ufffd", "a"), ("a", "x", "a\ufffd")])
 def test_a_stop_string_that_only_the_end_completes_is_a_stop(tiny, said, stop, text, tools):
     """An answer that max_tokens cuts off in the middle of a character."""
-    path = OutputPipeline(tiny, stop, ThinkingSplit(None, None, []), tools=tools)
+    path = OutputPipeline(tiny, [stop], ThinkingSplit(None, None, []), tools=tools)
     deltas = [path.push(id) for id in tiny.encode(said) + tiny.encode("😀")[:-1]]
     assert path.finish_reason("length") == "length"
     deltas.append(path.finish(cut=True))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qkv import SamplingParams
 from qkv.text.answer.output import Delta, OutputPipeline
 from qkv.text.answer.thinking import ThinkingSplit
 from qkv.text.answer.tools import CLOSE, OPEN, ToolCallParser, collect
@@ -278,7 +279,7 @@ def test_hostile_calls_are_read_in_pieces_of_one_character(by_id):
 def answer(tokenizer, output, *, tools=True, stops=None, prompt="", cut=False):
     ids = tokenizer.encode(prompt, markers=True)
     split = ThinkingSplit(tokenizer.id("<think>"), tokenizer.id("</think>"), ids, tokenizer.special_ids)
-    path = OutputPipeline(tokenizer, stops, split, tools=tools)
+    path = OutputPipeline(tokenizer, SamplingParams(stop=stops or ()).stop, split, tools=tools)
     output = tokenizer.encode(output, markers=True) if isinstance(output, str) else output
     deltas = [path.push(id) for id in output]
     deltas.append(path.finish(cut=cut))

@@ -8,7 +8,7 @@ the engine keeps them. A marker (`<think>`, `<tool_call>` and what closes them) 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,7 +38,7 @@ class OutputPipeline:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: str | Sequence[str] | None, split: ThinkingSplit, *, tools: bool = False
+        self, tokenizer: Tokenizer, stops: Collection[str], split: ThinkingSplit, *, tools: bool = False
     ) -> None:
         self._stops = StopStrings(stops)
         self._split = split

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from qkv.errors import ParameterError
+from collections.abc import Collection
 
 
 class StopStrings:
@@ -14,17 +12,11 @@ class StopStrings:
     at the same character, the longest). Held back is only a tail that is the start of a stop string. Knuth–Morris–Pratt
     for each stop string: the work per character does not depend on their lengths.
 
-    Raises ParameterError for stop strings that are empty or not strings.
+    stops: strings that are not empty (`SamplingParams` refuses others).
     """
 
-    def __init__(self, stops: str | Sequence[str] | None) -> None:
-        given = [stops] if isinstance(stops, str) else stops or []
-        if not isinstance(given, (list, tuple)):
-            raise ParameterError(f"stop: must be a string or a list of strings, not {type(stops).__name__}")
-        for stop in given:
-            if not isinstance(stop, str) or not stop:
-                raise ParameterError(f"stop: must be non-empty strings, not {stop!r}")
-        self._stops = sorted(set(given), key=len, reverse=True)
+    def __init__(self, stops: Collection[str]) -> None:
+        self._stops = sorted(set(stops), key=len, reverse=True)
         self._tables = [_borders(stop) for stop in self._stops]
         self._matched = [0] * len(self._stops)
         self._held = ""

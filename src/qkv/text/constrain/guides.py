@@ -92,8 +92,6 @@ class Guides:
         calls = chosen_tools(tools, tool_choice)
         if calls and asked:
             raise ParameterError(f"tool_choice: a call cannot be forced together with {asked[0][0]}")
-        if len(asked) > 1:
-            raise ParameterError(f"{asked[1][0]} cannot be asked for together with {asked[0][0]}")
         fields: dict[int, str] = {}
         if calls:
             source, fields = tools_grammar(calls, self._tokenizer, once=not isinstance(tool_choice, str))

@@ -79,9 +79,7 @@ def lark_grammar(grammar: str, field: str = "grammar") -> str:
 
 
 def choices_grammar(choices: Sequence[str]) -> str:
-    """One of some strings."""
-    if not isinstance(choices, Sequence) or isinstance(choices, str) or not choices:
-        raise ParameterError(f"choices: must be a list of at least one string, not {str(choices)[:80]!r}")
+    """One of some strings: at least one, and none of them empty (`SamplingParams` refuses others)."""
     _check_length("".join(choices), "choices")
     alternatives = "|".join("".join(map(_literal, choice)) for choice in choices)
     return grammar_source("choices", f"start: /{alternatives}/")

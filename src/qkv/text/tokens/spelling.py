@@ -1,4 +1,9 @@
-"""How a vocabulary spells text: which bytes a token stands for, and what encoding put before the text."""
+"""How a vocabulary spells text: which bytes a token stands for, and what encoding put before the text.
+
+Byte-level BPE has one printable character for each of the 256 bytes, so tokens can be kept as strings (Radford et al.
+2019, the GPT-2 vocabulary). Bytes that are printable in Latin-1 (33–126, 161–172, 174–255) stand for themselves. The
+other 68, in order, are the characters from U+0100 on.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from qkv.text.tokens.bytelevel import token_to_bytes
 from qkv.text.tokens.sentencepiece import SPACE, piece_to_bytes
+
+PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+OTHERS = [byte for byte in range(256) if byte not in set(PRINTABLE)]
+BYTE_OF = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(OTHERS)}
+
+
+def token_to_bytes(token: str) -> bytes:
+    """The bytes a byte-level token stands for. One written outside the alphabet stands for its own UTF-8."""
+    try:
+        return bytes([BYTE_OF[char] for char in token])
+    except KeyError:
+        return token.encode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
