@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from qkv.explain.scaling import compute_model
+from qkv.explain.trace import Heads, Traced
 from qkv.model import reference
 from qkv.model.attention import attention, attention_weights, future, softmax
 from qkv.model.config import PRESETS, ModelConfig
@@ -20,6 +22,7 @@ from qkv.weights.checkpoint import open_checkpoint
 from qkv.weights.names import resolve
 
 MODEL = "src/qkv/model"
+SCALING = "src/qkv/explain/scaling.py"
 
 TEXT = (
     "The library opens at nine. Rain has been falling since the morning, and the street in front of it is almost "
@@ -234,6 +237,61 @@ def draw_scores() -> Drawing:
         "assumed": round(float(np.mean(assumed)), 1),
         "spread": round(float(np.mean(spread)), 1),
         "mean": round(float(np.mean(mean)), 1),
+    }
+    return plot, numbers
+
+
+class Both(Recorder, Traced):
+    """Keeps what a `Recorder` keeps, and traces."""
+
+
+@cache
+def fresh_qwen3(T: int = 256) -> tuple[list[Heads], list[Any]]:
+    """Qwen3-0.6B as training begins: weights of deviation 0.02, norms of 1, T random tokens. Heads and streams."""
+    config = replace(PRESETS["Qwen/Qwen3-0.6B"], vocab_size=4096)
+    rng = np.random.default_rng(0)
+    tensors = {
+        name: np.ones(shape, np.float32) if len(shape) == 1 else 0.02 * rng.standard_normal(shape, np.float32)
+        for name, shape in config.parameter_shapes().items()
+    }
+    model = Both(config, tensors)
+    layers = model.trace(rng.integers(0, config.vocab_size, T).tolist())
+    return layers, [x for name, x in model.normed.items() if name.endswith("input_layernorm")]
+
+
+def likeness(x: Any) -> float:
+    """The mean cosine between the rows of two different positions."""
+    units = x / np.linalg.norm(x, axis=1, keepdims=True)
+    T = len(x)
+    return float((np.square(units.sum(axis=0, dtype=np.float64)).sum() - T) / (T * (T - 1)))
+
+
+@figure("depth", f"{SCALING}::compute_model", f"{SCALING}::_dots_of", f"{MODEL}::Decoder._attention")
+def draw_depth() -> Drawing:
+    """Var<q, k> / (d·σ_q²·σ_k²) by layer, for random and for trained weights, with and without what positions share."""
+    fresh, streams = fresh_qwen3()
+    model, tokenizer = smollm2()
+    trained = Traced(model.config, model.tensors).trace(tokenizer.encode(TEXT))
+    plot, panels = axes(2)
+    found = [compute_model(layers).stages[0] for layers in (fresh, trained)]
+    for ax, stage, title in zip(panels, found, ("Qwen3-0.6B, random weights", "SmolLM2, trained"), strict=True):
+        ax.axhline(1, color=GRAY, linewidth=1, linestyle="--")
+        ax.plot(stage.ratio, color=BLUE, label="q and k as they are")
+        ax.plot(stage.own, color=ORANGE, label="without their means over the positions")
+        ax.set(title=title, xlabel="layer", ylim=(0, None))
+        ax.grid()
+    panels[0].set(ylabel="Var⟨q,k⟩ / (d·σ_q²·σ_k²)", ylim=(0, 1.7))
+    panels[0].legend(fontsize=8, loc="upper right")
+    numbers = {
+        "first": round(float(found[0].ratio[0]), 2),
+        "fourth": round(float(found[0].ratio[4]), 2),
+        "last": round(float(found[0].ratio[-1]), 2),
+        "own_low": round(float(found[0].own.min()), 2),
+        "own_high": round(float(found[0].own.max()), 2),
+        "like_first": round(likeness(streams[0]), 2) + 0.0,
+        "like_last": round(likeness(streams[-1]), 2),
+        "trained": round(float(found[1].ratio.mean()), 2),
+        "trained_own": round(float(found[1].own.mean()), 2),
     }
     return plot, numbers
 

@@ -24,12 +24,13 @@ from drawings import RECIPES
 
 DRAWINGS = "docs/drawings.py"
 HELPERS = ("recorded", "Recorder", "residual_streams", "smollm2")
+EXTRA = {"depth": ("fresh_qwen3", "likeness", "Both")}
 
 
 def source_hash(name: str) -> str:
     """A hash of everything figure `name` is made from, blind to docstrings and comments on lines of their own."""
     recipe = RECIPES[name]
-    drawn = [f"{DRAWINGS}::{part}" for part in (recipe.draw.__name__, *HELPERS)]
+    drawn = [f"{DRAWINGS}::{part}" for part in (recipe.draw.__name__, *HELPERS, *EXTRA.get(name, ()))]
     sources = [sync.definition(what) for what in (*drawn, *recipe.shows)]
     code = "\n".join([drawings.TEXT, drawings.REPEATED, drawings.QUESTION, *sources])
     code = re.sub(r'^\s*""".*?"""\n', "", code, flags=re.DOTALL | re.MULTILINE)

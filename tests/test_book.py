@@ -9,9 +9,10 @@ import json
 import math
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -213,11 +214,12 @@ def test_a_changed_function_makes_its_figures_stale(monkeypatch):
 
 
 class Independent:
-    """SmolLM2 in float64, written down again from the formulas: no code shared with the reference."""
+    """A decoder in float64, written down again from the formulas: no code shared with the reference."""
 
     def __init__(self, checkpoint: Any, ids: list[int]) -> None:
         c = checkpoint.config
         self.queries, self.keys, self.values, self.inner, self.streams = [], [], [], [], []
+        self.projected = []  # q and k as the matrices make them
 
         def weight(name: str) -> NDArray[np.float64]:
             return checkpoint.tensors[name].to_float32().astype(np.float64)
@@ -240,6 +242,10 @@ class Independent:
             self.streams.append(x)
             h = norm(x, name + "input_layernorm.weight")
             q, k, v = ((h @ weight(f"{name}self_attn.{p}_proj.weight").T).reshape(T, -1, d) for p in "qkv")
+            self.projected.append((q, k))
+            if c.qk_norm:
+                q, k = (np.stack([norm(x[:, h], f"{name}self_attn.{p}_norm.weight") for h in range(x.shape[1])], 1)
+                        for p, x in (("q", q), ("k", k)))  # fmt: skip
             q, k = turned(q), np.repeat(turned(k), c.heads_per_kv_head, axis=1)
             v = np.repeat(v, c.heads_per_kv_head, axis=1)
             e = np.exp(np.einsum("ihd,jhd->hij", q, k) / d**0.5) * allowed  # scores are far from overflow in float64
@@ -309,6 +315,47 @@ def test_numbers_of_the_scores(look):
         assumed.append(q.shape[2] ** 0.5 * rms(q) * rms(k))
     for name, values in (("spread", spread), ("mean", mean), ("assumed", assumed)):
         assert n[name] == pytest.approx(np.mean(values), abs=0.06), name
+
+
+def ratios(q: NDArray[np.float64], k: NDArray[np.float64]) -> tuple[float, float]:
+    """Var<q, k> / (d σ_q² σ_k²) of one layer, by loops over heads; and without the means over the positions."""
+    T, heads, d = q.shape
+    past, group, found = np.tril_indices(T), heads // k.shape[1], []
+    for without in (0, 1):
+        numbers = []
+        for h in range(heads):
+            one, other = (x - without * x.mean(axis=0) for x in (q[:, h], k[:, h // group]))
+            numbers.append(((one @ other.T)[past].var(), d * rms(one) ** 2 * rms(other) ** 2))
+        variance, predicted = np.mean(numbers, axis=0)
+        found.append(variance / predicted)
+    return found[0], found[1]
+
+
+def test_numbers_of_the_ratio_in_a_trained_model(look):
+    n = FIGURES["depth"]["numbers"]
+    found = [ratios(q, k) for q, k in look(drawings.TEXT).projected]
+    assert [n["trained"], n["trained_own"]] == pytest.approx(np.mean(found, axis=0), abs=0.006)
+    assert n["trained"] < 0.8 < 1.2 < n["trained_own"]
+
+
+@pytest.mark.slow
+def test_numbers_of_the_ratio_without_training():
+    """The chapter's point: it is 1 in layer 0, falls with depth, and is near 1 everywhere without what is shared."""
+    n, c = FIGURES["depth"]["numbers"], replace(PRESETS["Qwen/Qwen3-0.6B"], vocab_size=4096)
+    rng = np.random.default_rng(0)
+    tensors = {}
+    for name, shape in c.parameter_shapes().items():
+        x = np.ones(shape, np.float32) if "norm" in name else 0.02 * rng.standard_normal(shape, np.float32)
+        tensors[name] = SimpleNamespace(to_float32=lambda x=x: x)
+    model = Independent(SimpleNamespace(config=c, tensors=tensors), rng.integers(0, 4096, 256).tolist())
+    found = [ratios(q, k) for q, k in model.projected]
+    whole, own = (list(column) for column in zip(*found, strict=True))
+    assert [n["first"], n["fourth"], n["last"]] == pytest.approx([whole[0], whole[4], whole[-1]], abs=0.006)
+    assert [n["own_low"], n["own_high"]] == pytest.approx([min(own), max(own)], abs=0.006)
+    units = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (model.streams[0], model.streams[-2])]
+    cosines = [(x @ x.T)[np.triu_indices(256, 1)].mean() for x in units]
+    assert [n["like_first"], n["like_last"]] == pytest.approx(cosines, abs=0.006)
+    assert n["first"] == pytest.approx(1, abs=0.02) and n["last"] < n["fourth"] < 0.8 and n["own_low"] > 0.8
 
 
 def test_numbers_of_the_heads(look):

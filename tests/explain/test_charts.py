@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from qkv.explain.charts import Series, bars, beside, chart, paragraph, plain, shades, si, table
+from qkv.explain.charts import bars, bars_beside, beside, paragraph, shades, si, table
 
 
 def test_si():
@@ -19,12 +19,6 @@ def test_si():
     assert (si(1e30), si(1e-15, "s")) == ("1.00e+30", "1.00e-15 s")
 
 
-def test_plain():
-    assert [plain(x) for x in (0, 0.00325, 3.2e-5, 12.55, 100.4, 16_384, 2e6)] == [
-        "0", "0.00325", "3e-05", "12.6", "100", "16,384", "2e+06",
-    ]  # fmt: skip
-
-
 def test_table_aligns():
     text = table([("part", "n"), ("a", "1"), ("long", "1,000")])
     assert text.splitlines() == ["part      n", "───────────", "a         1", "long  1,000"]
@@ -32,30 +26,28 @@ def test_table_aligns():
     assert grouped.splitlines() == ["    ─ two ──", "     a    b  c", "─" * 14, "x  100  200  3"]
 
 
-def test_chart_puts_points_where_they_are():
-    text = chart([Series("p", [1, 10, 100], [1, 10, 100])], 41, height=11, x_name="x", y_name="y")
-    rows = [line[10:] for line in text.splitlines()[1:12]]
-    assert [(row.index("●"), i) for i, row in enumerate(rows) if "●" in row] == [(29, 0), (14, 5), (0, 10)]
-    assert text.splitlines()[1].startswith("     100 ┤")
-    assert text.splitlines()[11].startswith("       1 ┤")
-
-
-def test_chart_survives_what_cannot_be_drawn():
-    for series in ([], [Series("p", [], [])], [Series("p", [0, math.nan], [1, 1])], [Series("p", [5], [7])]):
-        assert max(map(len, chart(series, 60, x_name="x", y_name="y").splitlines())) <= 60
-
-
-def test_a_line_is_drawn_below_points():
-    text = chart([Series("l", [0, 4], [0, 4], line=True), Series("p", [2], [2])], 60, x_name="x", y_name="y", log="")
-    assert text.count("●") == 2  # the point, and the legend
-    assert "· l   ● p" in text
-
-
 def test_bars():
     lines = bars(["a", "bb"], [1, 2], 20, text=["one", "two"]).splitlines()
     assert lines == [" a ▕██████ one", "bb ▕████████████ two"]
     assert bars(["a", "b"], [1, 8], 13, text=["", ""]).splitlines()[0] == "a ▕█▏ "  # 9 eighths of a character
     assert bars(["a"], [0.0], 20) == "a ▕ 0\n"
+    assert bars(["a", "b"], [-1.0, math.nan], 20) == "a ▕ -1\nb ▕ nan\n"
+
+
+def test_logarithmic_bars_grow_by_the_same_for_each_factor():
+    lines = bars(["a", "b", "c", "d"], [1, 10, 100, 0], 17, text=[""] * 4, log=True).splitlines()
+    assert [line.count("█") for line in lines] == [13 // 3, 2 * 13 // 3, 13, 0]
+    assert bars(["a"], [0.0], 20, log=True) == "a ▕ 0\n"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_bars_beside_each_other_have_one_scale(width):
+    text = bars_beside(["low", "high"], ["a", "b"], [[1, 10], [100, 1000]], width)
+    title, first, second, end = text.split("\n")[:4]
+    assert title.split() == ["low", "high"] and end == ""
+    lengths = [part.count("█") for line in (first, second) for part in line.split("▕")[1:]]
+    assert lengths[0] < lengths[2] < lengths[1] < lengths[3]  # 1, 10, 100, 1000
+    assert max(map(len, text.splitlines())) <= width
 
 
 def test_shades():

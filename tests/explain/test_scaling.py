@@ -104,9 +104,14 @@ def test_a_models_numbers_by_loops():
                 one, other = q[:, h], k[:, h // 2]
                 dots = [one[i] @ other[j] for i in range(7) for j in range(i + 1)]
                 square_q, square_k = (one**2).mean(), (other**2).mean()
-                rows.append((square_q**0.5, square_k**0.5, 6 * square_q * square_k, np.var(dots), np.mean(dots)))
+                own, others = one - one.mean(axis=0), other - other.mean(axis=0)
+                own_dots = [own[i] @ others[j] for i in range(7) for j in range(i + 1)]
+                rows.append([square_q**0.5, square_k**0.5, 6 * square_q * square_k, np.var(dots), np.mean(dots)])
+                rows[-1] += [np.var(own_dots), 6 * (own**2).mean() * (others**2).mean()]
+            *expected, own_variance, own_predicted = np.mean(rows, axis=0)
             got = (stage.rms_q, stage.rms_k, stage.predicted, stage.variance, stage.mean)
-            assert [x[layer] for x in got] == pytest.approx(np.mean(rows, axis=0))
+            assert [x[layer] for x in got] == pytest.approx(expected)
+            assert stage.own[layer] == pytest.approx(own_variance / own_predicted)
 
 
 def test_a_models_softmax_by_loops():
@@ -136,6 +141,21 @@ def test_stages_of_a_decoder(architecture, stages):
     assert last.rms_q == pytest.approx(first.rms_q, rel=1e-5)  # a rotation keeps lengths
 
 
+def test_depth_and_not_training_makes_the_ratio_fall():
+    """Random weights as training begins with them: the ratio is 1 in the first layer, and of what is each position's
+    own it is near 1 in all."""
+    config = tiny_config(hidden_size=256, num_hidden_layers=12, head_dim=64, vocab_size=2048)
+    rng = np.random.default_rng(0)
+    tensors = {
+        name: np.ones(shape, np.float32) if len(shape) == 1 else rng.normal(0, 0.06, shape).astype(np.float32)
+        for name, shape in config.parameter_shapes().items()
+    }
+    found = compute_model(Traced(config, tensors).trace(rng.integers(0, 2048, 256).tolist())).stages[0]
+    assert found.ratio[0] == pytest.approx(1, abs=0.05)
+    assert max(found.ratio[-4:]) < 0.75
+    assert found.own == pytest.approx(np.ones(12), abs=0.2)
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_reports_fit_and_show_the_numbers(result, width):
     text = scaling.report(result, width)
@@ -148,4 +168,4 @@ def test_reports_fit_and_show_the_numbers(result, width):
     found = compute_model(Traced(config, random_tensors(config)).trace(range(20)))
     text = scaling.report_model(found, "a model", width)
     assert max(map(len, text.splitlines())) <= width
-    assert sum(line.startswith("layer 1 ") for line in text.splitlines()) == 1
+    assert sum(line.startswith("layer 1 ") and "▕" not in line for line in text.splitlines()) == 1

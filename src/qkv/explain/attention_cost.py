@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from qkv.explain.charts import Series, chart, paragraph, si, table
+from qkv.explain.charts import bars, beside, paragraph, si, table
 from qkv.explain.figures import COLOURS, GREY
 from qkv.measure.attention_timing import measure
 from qkv.measure.bandwidth import Clock
 from qkv.measure.limits import measure_limits
 from qkv.model.config import ModelConfig
-from qkv.model.cost import Limits, Part, decode_cost, prefill_cost
+from qkv.model.cost import Limits, cache_bytes_per_position, decode_cost, prefill_cost
 from qkv.progress import Progress, silent
 
 PROMPTS = [128, 256, 512, 1024, 2048]
@@ -29,7 +29,7 @@ class Phase:
     lengths: list[int]
     textbook: list[int]  # FLOP
     executed: list[int]
-    bytes: list[int]  # least, from memory
+    bytes: list[int]  # of keys and values, each read once
     seconds: list[float]  # measured
 
     @property
@@ -73,19 +73,15 @@ def compute(
 def _phase(name: str, config: ModelConfig, lengths: list[int], seconds: list[float]) -> Phase:
     count = prefill_cost if name == "prefill" else decode_cost
     layers = config.num_hidden_layers
-    costs = [_attention(count(config, T)) for T in lengths]
+    costs = [[part for part in count(config, T) if part.name in ("scores", "values")] for T in lengths]
     return Phase(
         name,
         lengths,
         [sum(part.textbook for part in cost) // layers for cost in costs],
         [sum(part.executed for part in cost) // layers for cost in costs],
-        [sum(part.bytes for part in cost) // layers for cost in costs],
+        [int(cache_bytes_per_position(config, "f16")) // layers * T for T in lengths],
         seconds,
     )
-
-
-def _attention(parts: list[Part]) -> list[Part]:
-    return [part for part in parts if part.name in ("scores", "values")]
 
 
 # ------------------------------------------------------------------------------------------ to look at
@@ -122,7 +118,8 @@ def report(result: AttentionCost, name: str, width: int) -> str:
                 )
             )
         text += f"{table(rows)}measured time ~ T^{phase.exponent:.2f}\n\n"
-    text += chart(_series(result), width, x_name="T", y_name="seconds", unit="s", height=21) + "\n"
+    text += "measured seconds, bars on a logarithmic scale\n"
+    text += beside([(phase.name, _times(phase, width // 2 - 2)) for phase in (result.prefill, result.decode)], width)
     return text + paragraph(
         f"""The limits of this machine, measured now: {si(limits.bytes_per_second, "B/s")} from memory and
         {si(limits.flop_per_second, "FLOP/s")} in float32. Prefill does many operations with each byte: its limit is
@@ -132,24 +129,9 @@ def report(result: AttentionCost, name: str, width: int) -> str:
     )
 
 
-def _series(result: AttentionCost) -> list[Series]:
-    prefill, decode = result.prefill, result.decode
-    return [
-        Series(
-            "prefill's operations and decode's bytes at the machine's limits",
-            prefill.lengths,
-            _compute(result),
-            line=True,
-        ),
-        Series(
-            "prefill's operations and decode's bytes at the machine's limits",
-            decode.lengths,
-            _memory(result),
-            line=True,
-        ),
-        Series(f"prefill of T, T^{prefill.exponent:.2f}", prefill.lengths, prefill.seconds),
-        Series(f"decode at T, T^{decode.exponent:.2f}", decode.lengths, decode.seconds),
-    ]
+def _times(phase: Phase, width: int) -> list[str]:
+    labels, text = [f"T = {T}" for T in phase.lengths], [si(seconds, "s") for seconds in phase.seconds]
+    return bars(labels, phase.seconds, width, text=text, log=True).splitlines()
 
 
 def _compute(result: AttentionCost) -> list[float]:

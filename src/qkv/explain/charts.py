@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from numpy.typing import NDArray
 
 Numbers = Sequence[float] | NDArray[Any]
-MARKS = "●○×+◆◇"
 
 
 def paragraph(text: str, width: int) -> str:
@@ -44,13 +41,6 @@ def table(rows: Sequence[Sequence[str]], left: int = 1, groups: Sequence[tuple[s
     return "".join(line + "\n" for line in lines)
 
 
-def plain(number: float) -> str:
-    """Three digits without a power of 1000 where they can be read: 0.00325, 12.5, 16,384, else 3e-05."""
-    if number != 0 and not 1e-4 <= abs(number) < 1e6:
-        return f"{number:.0e}"
-    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
-
-
 def si(number: float, unit: str = "") -> str:
     """Three digits and a power of 1000: 8.59 G, 114 k, 1.00, 250 m."""
     if number == 0 or not math.isfinite(number):
@@ -65,79 +55,34 @@ def si(number: float, unit: str = "") -> str:
     return f"{math.copysign(scaled, number):.{digits}f} {'nµm kMGTPE'[exponent + 3].strip()}{unit}".strip()
 
 
-@dataclass(frozen=True)
-class Series:
-    """Points of a plot that share a mark, or a line of small dots."""
-
-    name: str
-    x: Numbers
-    y: Numbers
-    line: bool = False
-
-
-def chart(
-    series: Sequence[Series], width: int, *, height: int = 16, x_name: str, y_name: str, log: str = "xy", unit: str = ""
+def bars(
+    labels: Sequence[str], values: Numbers, width: int, *, text: Sequence[str] | None = None, log: bool = False
 ) -> str:
-    """Points in a frame and a legend below. `log` names the logarithmic axes, `unit` is that of y.
+    """One bar a line, in eighths of a character; `text` (the value) stands behind it.
 
-    A line is drawn as dots; points are drawn over it. What is not finite (or not positive, on a logarithmic axis) is
-    left out.
+    A bar begins at 0, and one of a negative value is empty. On a logarithmic scale it begins at a tenth of the smallest
+    positive value.
     """
-    points = [
-        [
-            (math.log10(x) if "x" in log else x, math.log10(y) if "y" in log else y)
-            for x, y in zip(one.x, one.y, strict=True)
-            if _drawable(x, "x" in log) and _drawable(y, "y" in log)
-        ]
-        for one in series
-    ]
-    every = [point for some in points for point in some]
-    margin = 9
-    columns = width - margin - 2
-    x0, x1 = _range([x for x, _ in every])
-    y0, y1 = _range([y for _, y in every])
-    cells = [[" "] * columns for _ in range(height)]
-
-    def put(x: float, y: float, mark: str) -> None:
-        column = round((x - x0) / (x1 - x0) * (columns - 1))
-        row = round((y - y0) / (y1 - y0) * (height - 1))
-        cells[height - 1 - row][column] = mark
-
-    marks = _marks(series)
-    for one, some in zip(series, points, strict=True):
-        if one.line:
-            for x, y in _dense(some, columns):
-                put(x, y, "·")
-    for mark, one, some in zip(marks, series, points, strict=True):
-        if not one.line:
-            for x, y in some:
-                put(x, y, mark)
-    lines = [f"{y_name} (logarithmic)" if "y" in log else y_name]
-    for row, line in enumerate(cells):
-        value = y1 - (y1 - y0) * row / (height - 1)
-        number = 10**value if "y" in log else value
-        label = (si(number, unit) if unit else plain(number)) if row % 5 == 0 else ""
-        lines.append(
-            f"{label:>{margin - 1}} ┤{''.join(line)}".rstrip() if label else f"{'':{margin}}│{''.join(line)}".rstrip()
-        )
-    lines.append(" " * margin + "└" + "─" * columns)
-    lines.append(_x_labels(x0, x1, columns, margin, "x" in log, x_name))
-    lines += _legend(list(dict.fromkeys(f"{mark} {one.name}" for mark, one in zip(marks, series, strict=True))), width)
-    return "".join(line + "\n" for line in lines)
-
-
-def bars(labels: Sequence[str], values: Numbers, width: int, *, text: Sequence[str] | None = None) -> str:
-    """One bar a line, from 0, in eighths of a character; `text` stands behind it. Negative values are drawn as 0."""
     text = text or [f"{value:.3g}" for value in values]
     label_width = max(map(len, labels))
     room = width - label_width - max(map(len, text)) - 3
-    largest = max(max(values), 1e-300)
+    least = min((value for value in values if value > 0), default=1.0)
+    shown = [value if value > 0 else 0.0 for value in values]  # NaN too is empty
+    lengths = [math.log10(10 * value / least) if log and value else value for value in shown]
+    largest = max(*lengths, 1e-300)
     lines = []
-    for label, value, shown in zip(labels, values, text, strict=True):
-        whole, eighths = divmod(round(max(value, 0) / largest * room * 8), 8)
+    for label, length, behind in zip(labels, lengths, text, strict=True):
+        whole, eighths = divmod(round(length / largest * room * 8), 8)
         bar = "█" * whole + (" ▏▎▍▌▋▊▉"[eighths] if eighths else "")
-        lines.append(f"{label:>{label_width}} ▕{bar} {shown}\n")
+        lines.append(f"{label:>{label_width}} ▕{bar} {behind}\n")
     return "".join(lines)
+
+
+def bars_beside(titles: Sequence[str], labels: Sequence[str], columns: Sequence[Numbers], width: int) -> str:
+    """A column of bars for each title, all on one logarithmic scale."""
+    n, values = len(labels), [float(value) for column in columns for value in column]
+    lines = bars([*labels] * len(titles), values, (width + 3) // len(titles) - 3, log=True).splitlines()
+    return beside([(title, lines[i * n : (i + 1) * n]) for i, title in enumerate(titles)], width)
 
 
 def shades(matrix: Sequence[Numbers], largest: float = 1.0) -> list[str]:
@@ -170,42 +115,3 @@ def beside(panels: Sequence[tuple[str, Sequence[str]]], width: int) -> str:
         if panel is not None:
             band.append(panel)
     return text
-
-
-def _drawable(value: float, log: bool) -> bool:
-    return math.isfinite(value) and (not log or value > 0)
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
-
-
-def _dense(points: Sequence[tuple[float, float]], columns: int) -> list[tuple[float, float]]:
-    """Points between neighbours, close enough for a line."""
-    dense = []
-    for (xa, ya), (xb, yb) in pairwise(points):
-        dense += [(xa + (xb - xa) * i / columns, ya + (yb - ya) * i / columns) for i in range(columns + 1)]
-    return dense
-
-
-def _marks(series: Sequence[Series]) -> list[str]:
-    remaining = iter(MARKS)
-    return ["·" if one.line else next(remaining) for one in series]
-
-
-def _x_labels(x0: float, x1: float, columns: int, margin: int, log: bool, name: str) -> str:
-    left, right = (plain(10**x if log else x) for x in (x0, x1))
-    middle = f"{name}{' (logarithmic)' if log else ''}"
-    return " " * (margin + 1) + left + middle.center(columns - len(left) - len(right)) + right
-
-
-def _legend(entries: Sequence[str], width: int) -> list[str]:
-    """The legend's entries, as many a line as fit."""
-    lines, line = [], ""
-    for entry in entries:
-        if line and len(line) + 3 + len(entry) > width - 10:
-            lines.append(" " * 10 + line)
-            line = ""
-        line = f"{line}   {entry}" if line else entry
-    return [*lines, " " * 10 + line]

@@ -14,7 +14,7 @@ from qkv.explain.figures import GREY
 from qkv.model.attention import Array, attention_scores, future, softmax
 
 POSITIONS, HEAD_DIM, SEED = 8, 16, 0
-LARGE = 20_000.0  # a score beyond -1e4, as unscaled or half-precision models can have
+LOW = -20_000.0  # a score below -1e4, as a head that drifted can have
 
 Difference = tuple[int, int, float, float]
 
@@ -54,21 +54,20 @@ def random_heads(seed: int = SEED) -> tuple[Array, Array, Array]:
 def compute(q: Array, k: Array, v: Array) -> list[Case]:
     """Hide the future of q, k and v [T, d] float32 in every way.
 
-    Three cases: the scores as they are; the same scaled so that the first is -20,000, less than -1e4 hides; and the
-    first position hidden too, as padding is, so that the first row has nothing left.
+    Three cases: the scores as they are; all of them moved down so that the first is -20,000, below -1e4 (their order
+    and their softmax stay); and the first position hidden too, as padding is, so that the first row has nothing left.
     """
     scores = attention_scores(q, k)
     causal = future(*scores.shape)
     padded = causal.copy()
     padded[:, 0] = True
-    large = scores * (np.float32(-LARGE) / scores[0, 0])
+    low = scores + (np.float32(LOW) - scores[0, 0])
     before = [_filled(fill) for fill in (-np.inf, -1e9, -1e4)]
+    every = [*before, ("0 afterwards", _afterwards)]
     return [
-        _case("the scores as they are", scores, causal, v, [*before, ("0 afterwards", _afterwards)]),
-        _case(f"scores so large that the first is {-LARGE:,.0f}", large, causal, v, before),
-        _case(
-            "position 0 hidden too: row 0 has nothing left", scores, padded, v, [*before, ("0 afterwards", _afterwards)]
-        ),
+        _case("the scores as they are", scores, causal, v, every),
+        _case(f"all scores moved down alike, the first to {LOW:,.0f}", low, causal, v, before),
+        _case("position 0 hidden too: row 0 has nothing left", scores, padded, v, every),
     ]
 
 
@@ -116,9 +115,9 @@ def report(cases: list[Case], source: str, width: int) -> str:
     """Text, tables and the weights as shades for a terminal."""
     T = len(cases[0].scores)
     text = paragraph(
-        f"""Position i may look at positions j ≤ i. The scores of the others become -∞ before the softmax: e^-∞ is
-        exactly 0, so hidden weights are exactly 0 and each row sums to 1. Below, the same {T} positions ({source},
-        float32) hidden in other ways, compared with -∞ bit by bit.""",
+        f"""Position i may look at positions j ≤ i. The scaled scores <q, k>/√d of the others become -∞, before the
+        softmax: e^-∞ is exactly 0, so hidden weights are exactly 0 and each row sums to 1. Below, the same {T}
+        positions ({source}, float32) hidden in other ways, compared with -∞ bit by bit.""",
         width,
     )
     for number, case in enumerate(cases, 1):
@@ -192,4 +191,4 @@ def draw(cases: list[Case], figure: Any) -> None:
             axes.plot(
                 [-0.5, *np.repeat(np.arange(T), 2) + 0.5], [*np.repeat(np.arange(T), 2) - 0.5, T - 0.5], color=GREY
             )
-        row[0].set_ylabel(case.title.replace(": ", ":\n").replace(" that ", "\nthat "), fontsize=8)
+        row[0].set_ylabel(case.title.replace(": ", ":\n").replace(", ", ",\n"), fontsize=8)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.explain.charts import Series, chart, paragraph, si, table
+from qkv.explain.charts import bars_beside, paragraph, si, table
 from qkv.explain.figures import COLOURS, GREY
 from qkv.explain.trace import Heads
 from qkv.model.attention import Array, future, softmax
@@ -119,6 +119,12 @@ class Stage:
     predicted: Array  # d·σ_q²·σ_k²
     variance: Array  # of <q_i, k_j>, j ≤ i, within a head
     mean: Array  # of <q_i, k_j>
+    own: Array  # variance / predicted after the means over the positions are taken out of q and k
+
+    @property
+    def ratio(self) -> Array:
+        """1 where components are independent with mean 0."""
+        return self.variance / self.predicted
 
 
 @dataclass(frozen=True)
@@ -149,19 +155,26 @@ def _stage(name: str, layers: Sequence[tuple[Array, Array]]) -> Stage:
 
 
 def _dots_of(q: Array, k: Array) -> tuple[float, ...]:
-    """σ_q, σ_k, d·σ_q²·σ_k², and the variance and mean of the causal <q, k>: means over the query heads."""
+    """The numbers of a `Stage` for one layer: means over the query heads."""
     T, heads, d = q.shape
     q, k = q.astype(np.float64), np.repeat(k.astype(np.float64), heads // k.shape[1], axis=1)
     past = ~future(T, T)
-    dots = np.array([(q[:, h] @ k[:, h].T)[past] for h in range(heads)])
-    square_q, square_k = np.mean(q * q, axis=(0, 2)), np.mean(k * k, axis=(0, 2))
-    return (
-        float(np.sqrt(square_q).mean()),
-        float(np.sqrt(square_k).mean()),
-        float((d * square_q * square_k).mean()),
-        float(dots.var(axis=1).mean()),
-        float(dots.mean()),
+
+    def squares_and_dots(q: Array, k: Array) -> tuple[Array, Array, Array]:
+        dots = np.array([(q[:, h] @ k[:, h].T)[past] for h in range(heads)])
+        return np.mean(q * q, axis=(0, 2)), np.mean(k * k, axis=(0, 2)), dots
+
+    square_q, square_k, dots = squares_and_dots(q, k)
+    own_q, own_k, own_dots = squares_and_dots(q - q.mean(axis=0), k - k.mean(axis=0))
+    numbers = (
+        np.sqrt(square_q).mean(),
+        np.sqrt(square_k).mean(),
+        d * (square_q * square_k).mean(),
+        dots.var(axis=1).mean(),
+        dots.mean(),
+        own_dots.var(axis=1).mean() / (d * (own_q * own_k).mean()),
     )
+    return tuple(map(float, numbers))
 
 
 def _causal_rows(layer: Heads, scale: float) -> list[Array]:
@@ -203,9 +216,9 @@ def report(result: Scaling, width: int) -> str:
                 )
             )
     text += table(rows) + "\n"
-    lines = [Series("d·σ⁴", result.sizes, result.predicted[:, j], line=True) for j in range(len(result.sigmas))]
-    points = [Series(f"σ = {s:g}", result.sizes, result.variance[:, j]) for j, s in enumerate(result.sigmas)]
-    text += chart([*lines, *points], width, x_name="d", y_name="Var<q,k>") + "\n"
+    text += "Var<q,k> by d, bars on a logarithmic scale\n"
+    titles, labels = [f"σ = {sigma:g}" for sigma in result.sigmas], [f"{d}" for d in result.sizes]
+    text += bars_beside(titles, labels, list(result.variance.T), width)
     text += paragraph(
         f"""What the softmax of {KEYS} such scores (σ = 1) does. Unscaled, the scores spread with √d: the largest takes
         everything, and the gradient ‖∂p/∂s‖ of most rows dies. 1/√d keeps the spread at 1 whatever d is. 1/d takes too
@@ -213,9 +226,7 @@ def report(result: Scaling, width: int) -> str:
         median over {VECTORS:,} rows.""",
         width,
     )
-    text += _softmax_table([f"d = {d}" for d in result.sizes], result.softmax) + "\n"
-    text += _softmax_chart(result.sizes, result.softmax, width, "d", "xy")
-    return text
+    return text + _softmax([f"d = {d}" for d in result.sizes], result.softmax, width)
 
 
 def report_model(result: ModelScaling, name: str, width: int) -> str:
@@ -223,12 +234,16 @@ def report_model(result: ModelScaling, name: str, width: int) -> str:
     text = paragraph(
         f"""{name}: q and k of {result.tokens} tokens, d = {result.head_dim}. σ is the root mean square of the
         components. If they were independent with mean 0, the variance would be d·σ_q²·σ_k² (ratio 1) and the mean 0.
-        A trained model's are not quite: a direction that all positions share adds to σ and to the mean, but not to
-        the variance (ratio below 1), and components that move together add to the variance (above 1).""",
+        Random weights give that in layer 0. Deeper down the ratio falls below 1, with training or without: every layer
+        adds nearly the same average of values to all positions, so they come to share a part of q and of k. The dot
+        of these two parts is the same for all pairs: it adds to the prediction and to the mean, not to the variance.
+        The column "own" is the ratio after the means over the positions are taken out of q and k. With random weights
+        it stays near 1 at every depth. Training lifts it above 1: components that vary together. (RoPE turns the
+        shared part by another angle at each position, so behind it there is no such column.)""",
         width,
     )
     for stage in result.stages:
-        rows = [("layer", "σ_q", "σ_k", "d·σ_q²·σ_k²", "Var<q,k>", "ratio", "mean", "mean in √d·σ_q·σ_k")]
+        rows = [("layer", "σ_q", "σ_k", "d·σ_q²·σ_k²", "Var<q,k>", "ratio", "own", "mean", "mean in √d·σ_q·σ_k")]
         rows += [
             (
                 f"{layer}",
@@ -236,30 +251,23 @@ def report_model(result: ModelScaling, name: str, width: int) -> str:
                 f"{stage.rms_k[layer]:.3g}",
                 si(stage.predicted[layer]),
                 si(stage.variance[layer]),
-                f"{stage.variance[layer] / stage.predicted[layer]:.2f}",
+                f"{stage.ratio[layer]:.2f}",
+                "" if stage is result.stages[-1] else f"{stage.own[layer]:.2f}",
                 f"{round(stage.mean[layer], 1) + 0.0:.1f}",
                 f"{stage.mean[layer] / math.sqrt(stage.predicted[layer]):+.2f}",
             )
             for layer in range(len(stage.variance))
         ]
         text += f"{stage.name}\n{table(rows)}\n"
-    layers = range(len(result.stages[0].variance))
-    text += chart(
-        [
-            Series("ratio 1", [layers[0], layers[-1]], [1, 1], line=True),
-            *(Series(stage.name, layers, stage.variance / stage.predicted) for stage in result.stages),
-        ],
-        width,
-        x_name="layer",
-        y_name="Var<q,k> / (d·σ_q²·σ_k²)",
-        log="y",
-    )
-    text += "\nWhat the softmax makes of them (entropy as a share of ln n for n keys)\n"
-    text += _softmax_table([f"layer {layer}" for layer in layers], result.softmax) + "\n"
-    return text + _softmax_chart(layers, result.softmax, width, "layer", "y")
+    layers = [f"{layer}" for layer in range(len(result.stages[0].variance))]
+    text += "Var<q,k> / (d·σ_q²·σ_k²) by layer, bars on a logarithmic scale\n"
+    text += bars_beside([stage.name for stage in result.stages], layers, [x.ratio for x in result.stages], width)
+    text += "What the softmax makes of them (entropy as a share of ln n for n keys)\n"
+    return text + _softmax([f"layer {layer}" for layer in layers], result.softmax, width)
 
 
-def _softmax_table(labels: Sequence[str], result: Softmax) -> str:
+def _softmax(labels: Sequence[str], result: Softmax, width: int) -> str:
+    """The table, and the gradients as bars."""
     groups = (("entropy", result.entropy), ("largest weight", result.largest), ("gradient", result.gradient))
     rows = [("scale", *(scale for _ in groups for scale in SCALES))]
     for i, label in enumerate(labels):
@@ -267,12 +275,9 @@ def _softmax_table(labels: Sequence[str], result: Softmax) -> str:
             f"{value:.3f}" if value >= 0.0005 or value == 0 else f"{value:.0e}" for _, x in groups for value in x[i]
         ]
         rows.append((label, *cells))
-    return table(rows, groups=[("", 1), *((name, len(SCALES)) for name, _ in groups)])
-
-
-def _softmax_chart(x: Sequence[int], result: Softmax, width: int, x_name: str, log: str) -> str:
-    series = [Series(f"scale {scale}", x, result.gradient[:, j]) for j, scale in enumerate(SCALES)]
-    return chart(series, width, x_name=x_name, y_name="‖∂p/∂s‖, median", log=log)
+    text = table(rows, groups=[("", 1), *((name, len(SCALES)) for name, _ in groups)]) + "\n"
+    text += "‖∂p/∂s‖, median over rows, bars on a logarithmic scale\n"
+    return text + bars_beside([f"scale {scale}" for scale in SCALES], labels, list(result.gradient.T), width)
 
 
 def draw(result: Scaling, figure: Any) -> None:
@@ -295,9 +300,7 @@ def draw_model(result: ModelScaling, name: str, figure: Any) -> None:
     layers = np.arange(len(result.stages[0].variance))
     ratio.axhline(1, color=GREY, linewidth=1)
     for stage, colour, mark in zip(result.stages, COLOURS, "osD", strict=False):
-        ratio.semilogy(
-            layers, stage.variance / stage.predicted, mark + "-", color=colour, label=stage.name, markersize=4
-        )
+        ratio.semilogy(layers, stage.ratio, mark + "-", color=colour, label=stage.name, markersize=4)
     ratio.set(title="Var⟨q,k⟩ / (d·σ_q²·σ_k²)", xlabel="layer")
     figure.suptitle(name)
     _draw_softmax(largest, gradient, layers, result.softmax, "layer")

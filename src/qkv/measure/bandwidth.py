@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from qkv.errors import ParameterError
 from qkv.kernels.formats import new_arena
 from qkv.kernels.simd import add, i32x8, load, splat_i32, sum_lanes_i32
-from qkv.kernels.vectors import any_intrinsic, emit_prefetch, is_flat
+from qkv.kernels.vectors import prefetch
 from qkv.progress import Progress, silent
-from qkv.runtime.jit import kernel
+from qkv.runtime.jit import inlined, kernel
 from qkv.runtime.spmd import barrier, claim
 from qkv.runtime.team import MAX_THREADS, Program, team
 from qkv.runtime.warmup import compile_in_child
@@ -101,50 +100,44 @@ class Reader:
         team().forget(self._program)
 
 
-@any_intrinsic
-def ask_for(typing: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of array[index], which may lie outside."""
-    if not is_flat(array):
-        return None
+@inlined
+@kernel
+def ask(numbers, at, a, b, c, d):
+    """Ask for four cache lines."""
+    prefetch(numbers, at + a)
+    prefetch(numbers, at + b)
+    prefetch(numbers, at + c)
+    prefetch(numbers, at + d)
 
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        emit_prefetch(context, builder, array, *values)
-        return context.get_dummy_value()
 
-    return numba.types.void(array, numba.types.intp), codegen
+@inlined
+@kernel
+def plus_four(sums, numbers, at, a, b, c, d):
+    """Four sums, with a vector added to each."""
+    first, second = add(sums[0], load(i32x8, numbers, at + a)), add(sums[1], load(i32x8, numbers, at + b))
+    return first, second, add(sums[2], load(i32x8, numbers, at + c)), add(sums[3], load(i32x8, numbers, at + d))
 
 
 @kernel
 def read_all(tid, n, sync, numbers, way, sums):
     """Add up all numbers: eight vectors a pass, which are from `Way.streams` places."""
     passes, step, ahead = way[0], way[1], way[2]
-    o0, o1, o2, o3, o4, o5, o6, o7 = way[3], way[4], way[5], way[6], way[7], way[8], way[9], way[10]
-    a = b = c = d = e = f = g = h = splat_i32(0)
+    a, b, c, d, e, f, g, h = way[3], way[4], way[5], way[6], way[7], way[8], way[9], way[10]
+    none = splat_i32(0)
+    low = high = (none, none, none, none)
     first = claim(sync, 0, passes * PASS)
     while first < numbers.size:
         i = first
         for _ in range(passes):
             if ahead:
-                ask_for(numbers, i + o0 + ahead)
-                ask_for(numbers, i + o2 + ahead)
-                ask_for(numbers, i + o4 + ahead)
-                ask_for(numbers, i + o6 + ahead)
+                ask(numbers, i + ahead, a, c, e, g)
                 if step < LINE:  # eight streams
-                    ask_for(numbers, i + o1 + ahead)
-                    ask_for(numbers, i + o3 + ahead)
-                    ask_for(numbers, i + o5 + ahead)
-                    ask_for(numbers, i + o7 + ahead)
-            a = add(a, load(i32x8, numbers, i + o0))
-            b = add(b, load(i32x8, numbers, i + o1))
-            c = add(c, load(i32x8, numbers, i + o2))
-            d = add(d, load(i32x8, numbers, i + o3))
-            e = add(e, load(i32x8, numbers, i + o4))
-            f = add(f, load(i32x8, numbers, i + o5))
-            g = add(g, load(i32x8, numbers, i + o6))
-            h = add(h, load(i32x8, numbers, i + o7))
+                    ask(numbers, i + ahead, b, d, f, h)
+            low, high = plus_four(low, numbers, i, a, b, c, d), plus_four(high, numbers, i, e, f, g, h)
             i += step
         first = claim(sync, 0, passes * PASS)
-    sums[tid * LINE] = sum_lanes_i32(add(add(add(a, b), add(c, d)), add(add(e, f), add(g, h))))
+    four = add(add(low[0], low[1]), add(low[2], low[3]))
+    sums[tid * LINE] = sum_lanes_i32(add(four, add(add(high[0], high[1]), add(high[2], high[3]))))
     barrier(sync, n)
 
 

@@ -48,31 +48,30 @@ def measure_limits(threads: int, progress: Progress = silent, clock: Clock = tim
     return Limits(reading, 8 * operations / counting, 32 * operations / counting_bytes)
 
 
+@inlined
+@kernel
+def six_sums(a, x, y):
+    """Each of six sums times x, plus y."""
+    return fma(a[0], x, y), fma(a[1], x, y), fma(a[2], x, y), fma(a[3], x, y), fma(a[4], x, y), fma(a[5], x, y)
+
+
+@inlined
+@kernel
+def added(a, b):
+    """Two times six sums, added up."""
+    low = add(add(add(a[0], a[1]), add(a[2], a[3])), add(a[4], a[5]))
+    return add(low, add(add(add(b[0], b[1]), add(b[2], b[3])), add(b[4], b[5])))
+
+
 @kernel
 def multiply_add(tid, n, sync, rounds, sums):
     """`CHAINS` vectors of eight numbers, each multiplied and added to `rounds` times in registers."""
     x, y = splat(np.float32(0.5)), splat(np.float32(1))
-    a0 = a1 = a2 = a3 = a4 = a5 = splat(np.float32(tid))
-    b0 = b1 = b2 = b3 = b4 = b5 = splat(np.float32(1 + tid))
+    v, w = splat(np.float32(tid)), splat(np.float32(1 + tid))
+    a, b = (v, v, v, v, v, v), (w, w, w, w, w, w)
     for _ in range(rounds):
-        a0, a1, a2, a3, a4, a5 = (
-            fma(a0, x, y),
-            fma(a1, x, y),
-            fma(a2, x, y),
-            fma(a3, x, y),
-            fma(a4, x, y),
-            fma(a5, x, y),
-        )
-        b0, b1, b2, b3, b4, b5 = (
-            fma(b0, x, y),
-            fma(b1, x, y),
-            fma(b2, x, y),
-            fma(b3, x, y),
-            fma(b4, x, y),
-            fma(b5, x, y),
-        )
-    low = add(add(add(a0, a1), add(a2, a3)), add(a4, a5))
-    store(sums, tid * 32, add(low, add(add(add(b0, b1), add(b2, b3)), add(b4, b5))))
+        a, b = six_sums(a, x, y), six_sums(b, x, y)
+    store(sums, tid * 32, added(a, b))
     barrier(sync, n)
 
 
@@ -85,20 +84,24 @@ def dot(total, a, b):
     return add(total, add_pairs(multiply_add_bytes(a, b)))
 
 
+@inlined
+@kernel
+def six_dots(a, q, codes, at):
+    """Each of six sums, with the products of q and 32 bytes of its own added."""
+    a0, a1 = dot(a[0], q, load(i8x32, codes, at)), dot(a[1], q, load(i8x32, codes, at + 32))
+    a2, a3 = dot(a[2], q, load(i8x32, codes, at + 64)), dot(a[3], q, load(i8x32, codes, at + 96))
+    return a0, a1, a2, a3, dot(a[4], q, load(i8x32, codes, at + 128)), dot(a[5], q, load(i8x32, codes, at + 160))
+
+
 @kernel
 def multiply_bytes(tid, n, sync, rounds, codes, sums):
     """`CHAINS` vectors of eight sums, to each of which 32 products of bytes are added `rounds` times."""
-    a0 = a1 = a2 = a3 = a4 = a5 = b0 = b1 = b2 = b3 = b4 = b5 = splat_i32(np.int32(tid))
+    v = splat_i32(np.int32(tid))
+    a = b = (v, v, v, v, v, v)
     for i in range(rounds):
         q = load(u8x32, codes, 32 * (i & 7))
-        a0, a1 = dot(a0, q, load(i8x32, codes, 0)), dot(a1, q, load(i8x32, codes, 32))
-        a2, a3 = dot(a2, q, load(i8x32, codes, 64)), dot(a3, q, load(i8x32, codes, 96))
-        a4, a5 = dot(a4, q, load(i8x32, codes, 128)), dot(a5, q, load(i8x32, codes, 160))
-        b0, b1 = dot(b0, q, load(i8x32, codes, 192)), dot(b1, q, load(i8x32, codes, 224))
-        b2, b3 = dot(b2, q, load(i8x32, codes, 256)), dot(b3, q, load(i8x32, codes, 288))
-        b4, b5 = dot(b4, q, load(i8x32, codes, 320)), dot(b5, q, load(i8x32, codes, 352))
-    low = add(add(add(a0, a1), add(a2, a3)), add(a4, a5))
-    store(sums, tid * 32, add(low, add(add(add(b0, b1), add(b2, b3)), add(b4, b5))))
+        a, b = six_dots(a, q, codes, 0), six_dots(b, q, codes, 192)
+    store(sums, tid * 32, added(a, b))
     barrier(sync, n)
 
 
