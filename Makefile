@@ -21,7 +21,7 @@ demo: .venv/installed
 
 test: .venv/test
 	@$(BIN)/qkv warmup -q --weights f32  # once, before several processes want the same
-	$(BIN)/python -m pytest -m "not oracle and not slow" -n $(JOBS)
+	QKV_FUZZ_COUNT=$${QKV_FUZZ_COUNT:-500} $(BIN)/python -m pytest -m "not oracle and not slow" -n $(JOBS)
 
 test-all: .venv/oracle
 	@$(BIN)/qkv warmup -q --weights f32

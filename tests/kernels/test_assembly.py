@@ -82,7 +82,7 @@ def report() -> None:
                 print(fmt, count, spilled(loop))
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+@pytest.fixture(scope="module", params=["AVX2", pytest.param("AVX-512", marks=pytest.mark.slow)])
 def loops(request):
     """{format: {multiplications of a loop: its spills, the worst where several have as many}}."""
     result = subprocess.run(

@@ -257,7 +257,9 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(  # each compiles everything; the light suite does it once
+    "mode", [mode if mode == "generic processor" else pytest.param(mode, marks=pytest.mark.slow) for mode in MODES]
+)
 def test_every_mode_gives_the_same_bits(mode):
     if "haswell" in str(MODES[mode]):
         simd = pytest.importorskip("qkv.kernels.simd")

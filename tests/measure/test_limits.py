@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import count
 
 import numpy as np
 import pytest
@@ -39,9 +40,10 @@ def test_impossible_threads_are_named(threads):
 
 
 def test_limits_are_rates(monkeypatch):
+    """With a clock that moves one second at each look, a rate is what one run does."""
     monkeypatch.setattr(limits, "Reader", partial(bandwidth.Reader, size=1 << 20))
     monkeypatch.setattr(limits, "ROUNDS", 100)
-    measured = measure_limits(1)
-    assert measured.bytes_per_second > 0
-    assert measured.flop_per_second > 0
-    assert measured.flop_per_second_int8 > 0
+    measured = measure_limits(2, clock=count(0.0).__next__)
+    assert measured.bytes_per_second == 1 << 20
+    assert measured.flop_per_second == 2 * 100 * CHAINS * 2 * 8  # threads, rounds, chains, operations, lanes
+    assert measured.flop_per_second_int8 == 2 * 100 * CHAINS * 2 * 32

@@ -62,6 +62,7 @@ def test_case(case):
 DIGEST = "import fault_samples; from qkv.kernels.simd import faults; print(fault_samples.digest(), faults())"
 
 
+@pytest.mark.slow
 def test_no_load_or_store_leaves_its_array():
     """The step with every load and store checked: none is out of bounds, and no number is another one."""
     plain, checked = run(DIGEST).split(), run(DIGEST, QKV_SIMD="checked").split()

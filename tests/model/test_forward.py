@@ -25,6 +25,7 @@ def arguments(formats, monkeypatch):
     return 0, 1, np.zeros(spmd.sync_size(1), np.int64), *program.arrays
 
 
+@pytest.mark.slow
 def test_the_step_cannot_raise_and_counts_no_references(monkeypatch):
     """With all formats in one step: an exception in one thread would leave the others waiting at a barrier."""
     assert_pure(step_for(frozenset(FORMATS)), *arguments(FORMATS, monkeypatch))
