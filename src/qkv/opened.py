@@ -156,7 +156,7 @@ def known_model(name: str) -> Known:
 
 def label(name: str) -> str:
     """A model's name for a heading: a file's name, a folder's last two parts, the hub id of a folder in its cache."""
-    if names.is_short_name(name) or not Path(name).expanduser().exists():
+    if not names.is_local(name):
         return name
     path = Path(name).expanduser().resolve()
     snapshot = SNAPSHOT.search(path.as_posix())

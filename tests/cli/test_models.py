@@ -114,6 +114,16 @@ def test_info_of_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert len(rows["note"]) == 1
 
 
+def test_info_of_a_folder_without_weights_has_the_shape_and_no_advice_to_fetch(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "model.safetensors").unlink()
+    assert execute(["info", str(folder)]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    assert rows["query heads"] == ["H = 4, head_dim = 32, so H x head_dim = 128"]
+    assert rows["weights"] == ["none in this folder"]
+
+
 def test_info_says_how_rope_is_scaled(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["rope_scaling"] = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}

@@ -26,11 +26,15 @@ def info(name: Annotated[str, typer.Argument(help="Hub id, short name, .gguf fil
     qkv info ./model.gguf
     """
     from qkv.opened import known_model
+    from qkv.weights import names
 
     known = known_model(name)
     rows = [("model", known.label), *shape_rows(known.config)]
     if known.files is None:
-        rows.append(("weights", f"not downloaded; fetch them: qkv pull {known.label}"))
+        here = names.is_local(name)
+        rows.append(
+            ("weights", "none in this folder" if here else f"not downloaded; fetch them: qkv pull {known.label}")
+        )
     else:
         rows += _file_rows(known.files)
     terminal.write(terminal.for_output(table(rows)))

@@ -61,7 +61,8 @@ def run(
 
     The prompt is the argument, or what is piped in, or both: the argument, an empty line, then the piped text
     without its last line break. Standard output gets the answer and one line break; thinking is shown on a terminal
-    only (--json has it), and there control characters in the answer are spelled out. Timings go to standard error.
+    only (--json has it), and there control characters in the answer are spelled out. Timings go to standard error. An
+    answer that only repeats itself is ended.
     """
     params = sampling.params(
         stop=stop or (),

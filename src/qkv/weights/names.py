@@ -107,9 +107,9 @@ def remove(name: str) -> int:
     return freed
 
 
-def is_short_name(name: str) -> bool:
-    """Whether it is a tag such as qwen3:0.6b or smollm2, which wins over a file of the same name."""
-    return name.strip().lower() in {*TAGS, *WHEELS}
+def is_local(name: str) -> bool:
+    """Whether it is the path of a file or folder. A tag such as smollm2 wins over a folder of the same name."""
+    return name.strip().lower() not in {*TAGS, *WHEELS} and _existing(name) is not None
 
 
 def full_name(name: str) -> str:
