@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 import qkv
-from qkv.cli import bench, chat, cost, evaluate, explain, info, models, run, terminal, warmup
+from qkv.cli import bench, chat, cost, evaluate, explain, info, models, run, serve, terminal, verify, warmup
 from qkv.errors import QkvError
 
 DEFECT, INTERRUPTED, CLOSED = 70, 130, 141
@@ -46,6 +46,7 @@ def top(
     \b
     qkv run "Why is the sky blue?"    one answer
     qkv chat                          a conversation
+    qkv serve                         the same for other programs, and a page to chat on
     qkv list                          the models on this machine
 
     A model is a hub id (Qwen/Qwen3-0.6B), a short name (smollm2), a .gguf file or a folder. It is fetched on first
@@ -57,6 +58,8 @@ def top(
 
 app.command()(run.run)
 app.command()(chat.chat)
+app.command()(serve.serve)
+app.command()(verify.verify)
 app.command()(models.pull)
 app.command("list")(models.list_models)
 app.command()(info.info)

@@ -1,0 +1,238 @@
+"""OpenAI's `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from qkv.llm import Chunk, Completion
+from qkv.server import openai
+from qkv.server.answering import Answer, Ask
+from qkv.server.errors import ApiError
+from qkv.server.fields import Objects, Sampling, Whole, names, read, sampling_params
+from qkv.server.service import Service, described, service_of
+from qkv.server.streaming import EventStream, event, whole
+
+router = APIRouter()
+DONE = "data: [DONE]\n\n"
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ChatRequest(Sampling):
+    """A conversation to answer."""
+
+    WITHOUT_EFFECT = names(
+        "user store metadata service_tier verbosity prompt_cache_key prompt_cache_retention "
+        "safety_identifier prediction stream"
+    )
+    REFUSED = {  # noqa: RUF012
+        "modalities": (["text"],),
+        "audio": (),
+        "web_search_options": (),
+        "chat_template": (),
+        "moderation": (),
+    }
+
+    messages: Objects
+    stream_options: dict[str, Any] | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    tools: Objects | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Objects | None = None
+    function_call: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    thinking_budget: Annotated[Whole, Field(ge=0)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+@router.post("/v1/chat/completions", openapi_extra=described(ChatRequest))
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation, whole or as a stream."""
+    asked = await read(request, ChatRequest)
+    service = service_of(request)
+    model = service.model_name(asked.model)
+    answer = await service.answerer.start(to_ask(asked, service.settings.max_messages))
+    reply = Reply(service, answer, model, old_style=asked.functions is not None)
+    if not asked.stream:
+        return await whole(request, answer, reply.whole)
+    with_usage = bool((asked.stream_options or {}).get("include_usage"))
+    return EventStream(answer, reply.events(with_usage), failure, ping_seconds=service.settings.ping_seconds)
+
+
+def failure(error: ApiError) -> str:
+    """How a stream tells that it cannot go on."""
+    return event(error.openai()) + DONE
+
+
+def to_ask(asked: ChatRequest, max_messages: int) -> Ask:
+    """What the model is asked."""
+    if len(asked.messages) > max_messages:
+        raise ApiError(f"messages: {len(asked.messages)} are more than {max_messages}", param="messages")
+    variables = dict(asked.chat_template_kwargs or {})
+    thinking, budget = openai.effort(asked.reasoning_effort)
+    if isinstance(variables.get("enable_thinking"), bool):
+        thinking = variables.pop("enable_thinking")
+    if asked.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", asked.reasoning_effort)
+    tools = openai.functions(asked.tools)
+    choice = asked.tool_choice
+    if asked.functions is not None:
+        tools = [{"type": "function", "function": function} for function in asked.functions]
+        choice = asked.function_call
+        if isinstance(choice, dict):
+            choice = {"type": "function", "function": choice}
+    one_call = asked.parallel_tool_calls is False or asked.functions is not None
+    return Ask(
+        messages=[_message(message) for message in asked.messages],
+        params=sampling_params(
+            asked,
+            max_tokens=asked.max_completion_tokens or asked.max_tokens,
+            logprobs=asked.logprobs,
+            top_logprobs=asked.top_logprobs,
+            thinking_budget=None
+            if thinking is False
+            else budget
+            if asked.thinking_budget is None
+            else asked.thinking_budget,
+            json_schema=openai.schema_of(asked.response_format, "response_format"),
+        ),
+        thinking=thinking,
+        tools=tools,
+        tool_choice=choice,
+        variables=variables,
+        one_call=one_call,
+    )
+
+
+def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message in the words that chat templates know; what is wrong with it, `qkv.text` finds out."""
+    out = dict(message)
+    if out.get("role") in ("developer", "function"):
+        out["role"] = {"developer": "system", "function": "tool"}[out["role"]]
+    if out.get("role") == "assistant":
+        call = out.pop("function_call", None)
+        if call is not None:
+            out["tool_calls"] = [{"type": "function", "function": call}]
+        if out.get("content") is None:
+            out["content"] = out.pop("refusal", None) or ""
+    return out
+
+
+class Reply:
+    """An answer in the API's words. old_style: calls are told as `function_call`."""
+
+    def __init__(self, service: Service, answer: Answer, model: str, *, old_style: bool = False) -> None:
+        self._service, self._answer, self._old_style = service, answer, old_style
+        self._head = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": service.fingerprint,
+        }
+
+    async def whole(self) -> dict[str, Any]:
+        """The body of a reply that is not a stream."""
+        completions = await self._answer.read()
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [self._choice(at, completion) for at, completion in enumerate(completions)],
+            **self._totals(),
+        }
+
+    async def events(self, with_usage: bool) -> AsyncIterator[str]:
+        """The events of a stream."""
+        count = self._answer.asks[0].params.n
+        for index in range(count):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+        async for chunk in self._answer:
+            yield self._chunk(chunk.index, self._delta(chunk), logprobs=chunk.logprobs)
+        for index, completion in enumerate(self._answer.completions):
+            totals = {} if with_usage or index < count - 1 else {"timings": self._totals()["timings"]}
+            yield self._chunk(index, {}, reason=self._reason(completion), **totals)
+        if with_usage:
+            yield event({**self._head, "object": "chat.completion.chunk", "choices": [], **self._totals()})
+        yield DONE
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        reason: str | None = None,
+        logprobs: Sequence[Any] = (),
+        **more: Any,
+    ) -> str:
+        choice = {"index": index, "delta": delta, "logprobs": self._logprobs(logprobs or None), "finish_reason": reason}
+        return event({**self._head, "object": "chat.completion.chunk", "choices": [choice], **more})
+
+    def _delta(self, chunk: Chunk) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        if chunk.thinking:
+            delta |= {"reasoning_content": chunk.thinking, "reasoning": chunk.thinking}
+        if chunk.text:
+            delta["content"] = chunk.text
+        calls = []
+        for call in chunk.tool_calls:
+            function = (
+                {"arguments": call.arguments} if call.id is None else {"name": call.name, "arguments": call.arguments}
+            )
+            head = {} if call.id is None else {"id": call.id, "type": "function"}
+            calls.append({"index": call.index, **head, "function": function})
+        if calls and self._old_style:
+            delta["function_call"] = calls[0]["function"]
+        elif calls:
+            delta["tool_calls"] = calls
+        return delta
+
+    def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in completion.tool_calls
+        ]
+        message: dict[str, Any] = {"role": "assistant", "content": completion.text or (None if calls else "")}
+        message["refusal"] = None
+        if completion.thinking:
+            message |= {"reasoning_content": completion.thinking, "reasoning": completion.thinking}
+        if calls and self._old_style:
+            message["function_call"] = calls[0]["function"]
+        elif calls:
+            message["tool_calls"] = calls
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(completion.logprobs),
+            "finish_reason": self._reason(completion),
+        }
+
+    def _reason(self, completion: Completion) -> str:
+        called = completion.finish_reason == "tool_calls" and self._old_style
+        return "function_call" if called else finish_reason(completion)
+
+    def _logprobs(self, choices: Sequence[Any] | None) -> dict[str, Any] | None:
+        if choices is None:
+            return None
+        llm = self._service.llm
+        return {"content": [openai.logprob(llm, choice) for choice in choices], "refusal": None}
+
+    def _totals(self) -> dict[str, Any]:
+        answer = self._answer
+        return {
+            "usage": openai.usage(answer, self._service.answerer),
+            "timings": openai.timings(answer.completions[0]),
+        }
+
+
+def finish_reason(completion: Completion) -> str:
+    """The API's word: an answer that was ended because it repeated itself has stopped."""
+    return completion.finish_reason if completion.finish_reason in ("length", "tool_calls") else "stop"

@@ -1,0 +1,100 @@
+"""What OpenAI's three interfaces share: messages and tools as clients send them, usage, timings, log-probabilities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qkv.engine.sampling import Choice
+from qkv.llm import LLM, Completion
+from qkv.server.answering import Answer, Answerer
+from qkv.server.errors import ApiError
+
+EFFORTS = {"none": 0, "minimal": 0, "low": 1024, "medium": 4096, "high": None, "xhigh": None, "max": None}
+"""reasoning_effort → the most tokens of thinking; 0 is no thinking, None has no limit."""
+
+
+def effort(word: str | None) -> tuple[bool | None, int | None]:
+    """Whether to think, and the most tokens of it."""
+    if word is None:
+        return None, None
+    return EFFORTS[word] != 0, EFFORTS[word] or None
+
+
+def schema_of(form: Mapping[str, Any] | None, field: str) -> Any:
+    """The JSON schema that `response_format` (or `text.format`) asks for; None for plain text."""
+    kind = None if form is None else form.get("type")
+    if form is None or kind == "text":
+        return None
+    if kind == "json_object":
+        schema = form.get("schema")
+        return {"type": "object"} if schema is None else schema
+    if kind != "json_schema":
+        raise ApiError(f"{field}.type: must be text, json_object or json_schema, not {str(kind)[:40]!r}", param=field)
+    inner = form.get("json_schema", form)
+    schema = inner.get("schema") if isinstance(inner, Mapping) else None
+    if schema is None:
+        raise ApiError(f"{field}.json_schema.schema: is missing", param=field, code="invalid_value")
+    return schema
+
+
+def functions(tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]] | None:
+    """The tools, if all are functions."""
+    for at, tool in enumerate(tools or ()):
+        if tool.get("type", "function") != "function":
+            kind = str(tool["type"])[:40]
+            raise ApiError(f"tools[{at}].type: only functions can be called, not {kind!r}", param=f"tools[{at}].type")
+    return tools
+
+
+def usage(answer: Answer, answerer: Answerer) -> dict[str, Any]:
+    """Tokens, as chat and completions report them."""
+    firsts = answer.prompts
+    made = sum(len(completion.token_ids) for completion in answer.completions)
+    prompt = sum(first.timings.prompt_tokens for first in firsts)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+        "prompt_tokens_details": {"cached_tokens": sum(first.timings.reused_tokens for first in firsts)},
+        "completion_tokens_details": {"reasoning_tokens": sum(map(answerer.thinking_tokens, answer.completions))},
+    }
+
+
+def timings(completion: Completion) -> dict[str, Any]:
+    """Counts and milliseconds under the names of llama.cpp's server."""
+    t = completion.timings
+    computed = t.prompt_tokens - t.reused_tokens
+    decoded = t.decode_steps + t.accepted_tokens
+    return {
+        "cache_n": t.reused_tokens,
+        "prompt_n": computed,
+        "prompt_ms": 1000 * t.first_token_seconds,
+        "prompt_per_second": t.prefill_tokens_per_second,
+        "predicted_n": len(completion.token_ids),
+        "predicted_ms": 1000 * t.decode_seconds,
+        "predicted_per_token_ms": 1000 * t.decode_seconds / decoded if decoded else 0.0,
+        "predicted_per_second": t.decode_tokens_per_second,
+        "queued_ms": 1000 * t.queued_seconds,
+    }
+
+
+def logprob(llm: LLM, choice: Choice) -> dict[str, Any]:
+    """A token with its log-probability and the likeliest others."""
+    assert choice.logprob is not None
+    return {
+        **token(llm, choice.token, choice.logprob),
+        "top_logprobs": [token(llm, other, value) for other, value in choice.top],
+    }
+
+
+def token(llm: LLM, id: int, value: float) -> dict[str, Any]:
+    """A token as text and as bytes; the text of a part of a character is U+FFFD."""
+    raw = llm.tokenizer.token_bytes(id)
+    return {"token": raw.decode("utf-8", "replace"), "logprob": finite(value), "bytes": list(raw)}
+
+
+def finite(value: float) -> float:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else -9999.0
