@@ -76,7 +76,9 @@ def serve(
             terminal.note(
                 f"qkv: warning: anyone who reaches {host} can use this server; set --api-key or {KEY_VARIABLE}"
             )
-        logging.basicConfig(level=logging.WARNING if model.quiet else logging.INFO, format="%(message)s", stream=sys.stderr)
+        logging.basicConfig(
+            level=logging.WARNING if model.quiet else logging.INFO, format="%(message)s", stream=sys.stderr
+        )
         run(llm, settings, listener, quiet=model.quiet)
 
 

@@ -98,7 +98,7 @@ class Guard:
         key = (self._settings.api_key or "").encode()
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = [headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
-        equal = [hmac.compare_digest(one.encode(), key) for one in given]
+        equal = [hmac.compare_digest(one.encode("latin-1"), key) for one in given]
         return any(equal)
 
     def _limited(self, receive: Receive) -> Receive:
