@@ -34,7 +34,8 @@ MAY_IMPORT = {
     "opened": {"text", "weights", "model", "runtime"},
     "llm": {"opened", "batch", "completion", "engine", "text", "weights", "model", "kernels", "runtime"},
     "server": {"llm", "engine", "text"},
-    "cli": {"llm", "server", "opened", "explain", "measure", "engine", "text", "weights", "model", "kernels", "runtime"},
+    "cli": {"server", "llm", "opened", "explain", "measure", "engine", "text", "weights"}
+    | {"model", "kernels", "runtime"},
     "__main__": {"cli"},
     # The package's own face: names for type checkers and lazily loaded ones.
     "__init__": {"llm", "engine"},
