@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 import qkv
 
@@ -110,21 +106,3 @@ def test_the_size_gate_counts_lines_and_fails_over_its_budget(tmp_path, monkeypa
         monkeypatch.setattr(size, "FILE_BUDGET", file)
         assert size.main() == bool(complaint)
         assert complaint in capsys.readouterr().err
-
-
-@pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_the_suite_takes_ctrl_c_though_it_was_started_in_the_background(tmp_path):
-    """A shell's background job begins with SIGINT ignored. The suite's processes and their children must not."""
-    child = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
-    (tmp_path / "test_it.py").write_text(
-        f"import subprocess, sys\ndef test_it():\n    command = [sys.executable, '-c', {child!r}]\n"
-        "    assert subprocess.check_output(command) == b'True\\n'\n"
-    )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "conftest", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(SOURCE.parent)])}
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert done.returncode == 0, done.stdout
