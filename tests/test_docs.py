@@ -38,6 +38,21 @@ def test_the_specification_quotes_lines_that_exist():
     assert quoted >= 12
 
 
+def test_the_names_that_readers_bring_lead_to_names_that_exist():
+    """In the table of names, each name in the column "here" stands in the model's source or the attention kernel's."""
+    page = (ROOT / "docs/specification.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .+ \| (.+) \|$", page[page.index("| elsewhere ") : page.index("## 1.")], re.MULTILINE)[1:]
+    files = [*(ROOT / "src/qkv/model").glob("*.py"), ROOT / "src/qkv/kernels/attention.py"]
+    source = "".join(file.read_text(encoding="utf-8") for file in files)
+    assert len(rows) >= 7
+    for text in re.findall(r"`([^`]+)`", " ".join(rows)):
+        if text.startswith("src/"):
+            assert (ROOT / text).is_file(), text
+        else:
+            known = text in source or re.search(rf"def {text.split('.')[-1]}\(", source)
+            assert known, text
+
+
 def test_the_specification_names_tests_that_exist():
     page = (ROOT / "docs/specification.md").read_text(encoding="utf-8")
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page)
