@@ -1,10 +1,10 @@
 // The conversations and what can be done with them: ask, stop, edit, regenerate, rename, delete, export.
 
 import { stream } from "./api.js";
-import { $, announce, ask, download, h } from "./dom.js";
+import { $, announce, ask, download, h, isNarrow, showPanel } from "./dom.js";
 import { t } from "./i18n.js";
 import { Answer, userMessage } from "./message.js";
-import { chosenFields, settingsAreValid, showPanel, systemPrompt } from "./settings.js";
+import { chosenFields, settingsAreValid, systemPrompt } from "./settings.js";
 import * as store from "./store.js";
 
 const SAVE_EVERY = 2000; // milliseconds between two saves of a growing answer
@@ -28,7 +28,7 @@ const fresh = () => ({ id: `${Date.now()}-${Math.random()}`, title: "", updated:
 
 export function newConversation() {
   open(current.messages.length ? fresh() : current);
-  if (matchMedia("(max-width: 50rem)").matches) showPanel("conversations", false);
+  if (isNarrow()) showPanel("conversations", false);
   $("message").focus();
 }
 
@@ -53,7 +53,7 @@ function showList() {
   const entries = conversations.map((conversation) => {
     const pick = () => {
       open(conversation);
-      if (matchMedia("(max-width: 50rem)").matches) showPanel("conversations", false);
+      if (isNarrow()) showPanel("conversations", false);
     };
     const attributes = { type: "button", onclick: pick, "aria-current": conversation === current && "true" };
     return h("li", {}, h("button", attributes, conversation.title || t("untitled")));
@@ -186,7 +186,8 @@ function follow() {
 }
 
 export function stop() {
-  running.get(current)?.abort();
+  if (!running.has(current)) return;
+  running.get(current).abort();
   $("message").focus();
 }
 

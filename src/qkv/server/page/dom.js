@@ -38,6 +38,17 @@ export function download(name, text) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
+export const isNarrow = () => matchMedia("(max-width: 50rem)").matches;
+
+/** Opens or closes a panel at the side, and tells its button. A narrow page has room for one. */
+export function showPanel(name, open) {
+  const others = isNarrow() && open ? ["conversations", "settings"] : [];
+  for (const one of [...others, name]) {
+    $(`${one}-panel`).hidden = one !== name || !open;
+    $(`${one}-button`).ariaExpanded = String(one === name && open);
+  }
+}
+
 /** Choices that outlive the page. A browser that forbids storage forgets them with it. */
 export const preferences = {
   get(name) {

@@ -113,15 +113,16 @@ function codeSpan(text, at, { unclosed, add }) {
   return end + run.length - at;
 }
 
-/** Opens or closes emphasis. A run of two is one mark; of three or more, the innermost open mark closes first. */
+/** Opens or closes emphasis. Of a run of three, `*` opens first and the innermost open mark closes first. */
 function mark(text, at, { stack, add }) {
   const run = match(/\*+|_+|~+/y, text, at)[0];
   const [before, after] = [text[at - 1] ?? " ", text[at + run.length] ?? " "];
   const inWord = run[0] === "_";
   const closes = /\S/.test(before) && !(inWord && WORD.test(after));
   const opens = /\S/.test(after) && !(inWord && WORD.test(before));
-  const innermost = stack.at(-1).mark;
-  const size = run.length > 2 && run.startsWith(innermost) && closes && innermost ? innermost.length : Math.min(run.length, 2);
+  const innermost = stack.at(-1).mark || "none";
+  let size = Math.min(run.length, 2);
+  if (run.length > 2) size = closes && run.startsWith(innermost) ? innermost.length : 1;
   const own = run.slice(0, size);
   const place = stack.findLastIndex((open) => open.mark === own);
   if (closes && place > 0) {

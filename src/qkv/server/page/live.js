@@ -38,16 +38,16 @@ export class LiveMarkdown {
     for (const node of old.slice(nodes.length)) node.remove();
   }
 
-  /** A block is final once a line of the next one is complete: an unfinished line may yet turn out to belong to it. */
+  /** A block is final once two lines of the next one are complete: until then they may turn out to be its own. */
   #settle(lines, found) {
-    const kept = found.findLastIndex(({ at }) => at < lines.length - 1);
+    const kept = found.findLastIndex(({ at }) => at < lines.length - 2);
     if (kept < 1) return;
     this.#rest = lines.slice(found[kept].at).join("\n");
     this.#live = this.#live.slice(kept);
   }
 }
 
-/** Changes a node into a fresh one and leaves alone what is equal: a selection in it survives. Gives the node in place. */
+/** Makes a node equal to a fresh one and gives the node in place. What is equal stays, and so does a selection in it. */
 function morph(old, fresh) {
   if (old.nodeType === Node.TEXT_NODE && fresh.nodeType === Node.TEXT_NODE) {
     if (fresh.data.startsWith(old.data)) old.appendData(fresh.data.slice(old.data.length));

@@ -2,10 +2,10 @@
 
 import { key, models } from "./api.js";
 import * as chat from "./chat.js";
-import { $, ask, copyText, preferences } from "./dom.js";
+import { $, ask, copyText, isNarrow, preferences, showPanel } from "./dom.js";
 import { number, switchLanguage, t, translatePage } from "./i18n.js";
 import { describeError } from "./message.js";
-import { showPanel, startSettings } from "./settings.js";
+import { startSettings } from "./settings.js";
 import { runVerification, showVerification } from "./verify.js";
 
 const onClick = (id, action) => $(id).addEventListener("click", action);
@@ -43,7 +43,7 @@ translatePage();
 showTheme(preferences.get("theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
 startSettings();
 showPanel("settings", false);
-showPanel("conversations", matchMedia("(min-width: 50rem)").matches);
+showPanel("conversations", !isNarrow());
 chat.watchScrolling();
 
 for (const name of ["conversations", "settings"]) onClick(`${name}-button`, () => toggle(name));

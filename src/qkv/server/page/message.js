@@ -28,13 +28,18 @@ function startEditing(article, message, actions) {
     article.replaceWith(again);
     again.querySelector("footer button").focus();
   };
+  const escape = (event) => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation(); // an answer that is growing goes on
+    cancel();
+  };
   const submit = (event) => {
     event.preventDefault();
     if (area.value.trim()) actions.edit(area.value);
   };
   const form = h(
     "form",
-    { class: "editing", onsubmit: submit, onkeydown: (event) => event.key === "Escape" && cancel() },
+    { class: "editing", onsubmit: submit, onkeydown: escape },
     area,
     h("p", { class: "quiet" }, t("edit_hint")),
     h("footer", {}, h("button", { class: "main" }, t("send_again")), button("cancel", cancel)),

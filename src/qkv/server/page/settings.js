@@ -1,6 +1,6 @@
 // The panel of sampling parameters. An empty field is not sent: the model's own default holds.
 
-import { $, preferences } from "./dom.js";
+import { $, preferences, showPanel } from "./dom.js";
 
 const form = () => $("settings-form");
 
@@ -35,9 +35,3 @@ export function chosenFields() {
 }
 
 export const systemPrompt = () => form().elements.system.value.trim();
-
-/** Opens or closes a panel at the side, and tells its button. */
-export function showPanel(name, open) {
-  $(`${name}-panel`).hidden = !open;
-  $(`${name}-button`).ariaExpanded = String(open);
-}

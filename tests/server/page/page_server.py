@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,7 +22,7 @@ class Script:
 
     pieces: list[str] = field(default_factory=lambda: ["Hello", " there."])
     thoughts: list[str] = field(default_factory=list)
-    pause: float = 0.0  # seconds before each piece
+    gate: threading.Semaphore | None = None  # each piece waits for one release
     finish: str = "stop"
     status: int = 200  # else the request is refused
     message: str = "refused"
@@ -44,7 +43,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def send(self, status: int, body: bytes, kind: str = "application/json", **headers: str) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **headers}.items():
+        for name, value in (
+            {"Content-Type": kind, "Content-Length": str(len(body)), "Connection": "close"} | headers
+        ).items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(body)
@@ -62,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
                 return self.refuse(401, "no such key")
             models = [{"id": "scripted", "object": "model", "max_model_len": 32768}]
             return self.send(200, json.dumps({"object": "list", "data": models}).encode())
-        file = PAGE / ("index.html" if self.path == "/" else self.path.removeprefix("/page/"))
+        file = PAGE / (self.path.removeprefix("/") or "index.html")
         if not file.is_file():
             return self.refuse(404, "no such page")
         return self.send(200, file.read_bytes(), TYPES[file.suffix])
@@ -106,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
         yield ": ping"
         yield chunk({"role": "assistant", "content": ""})
         for thought in script.thoughts:
-            time.sleep(script.pause)
+            yield from self.waited()
             yield chunk({"reasoning_content": thought, "reasoning": thought})
         for i, piece in enumerate(pieces):
             if i == script.fails_after:
@@ -114,12 +115,17 @@ class Handler(BaseHTTPRequestHandler):
                 return
             if i == script.cut_after:
                 return
-            time.sleep(script.pause)
+            yield from self.waited()
             yield chunk({"content": piece})
         yield chunk({}, script.finish)
         timings = {"predicted_per_second": 41.5}
         yield "data: " + json.dumps({"choices": [], "usage": usage, "timings": timings})
         yield "data: [DONE]"
+
+    def waited(self) -> Iterator[str]:
+        """Comments until the test lets the next piece go: a client that has gone away is noticed by them."""
+        while self.script.gate and not self.script.gate.acquire(timeout=0.05):
+            yield ": ping"
 
 
 class PageServer:
@@ -130,7 +136,8 @@ class PageServer:
         handler = type("Scripted", (Handler,), {"script": self.script})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.port = self._server.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
 

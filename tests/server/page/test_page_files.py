@@ -89,8 +89,8 @@ def test_no_words_outside_the_table(elements):
 
 def test_every_file_is_used(elements):
     named = {a.get("href") or a.get("src") for tag, a in elements if tag in ("link", "script")}
-    named |= {f"page/{name}" for text in SCRIPTS.values() for name in re.findall(r'from "\./([\w.]+)"', text)}
-    assert named | {"page/index.html"} == {f"page/{name}" for name in FILES}
+    named |= {name for text in SCRIPTS.values() for name in re.findall(r'from "\./([\w.]+)"', text)}
+    assert named | {"index.html"} == set(FILES)
 
 
 def test_scripts_find_every_element_they_ask_for(elements):
