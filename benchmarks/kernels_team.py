@@ -25,8 +25,7 @@ from qkv.runtime.team import Program, team
 def barriers(tid, n, sync, command):
     """command[0] barriers."""
     for _ in range(command[0]):
-        if barrier(sync, n):
-            return
+        barrier(sync, n)
 
 
 @kernel

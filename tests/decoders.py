@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from qkv.kernels.formats import unpack
 from qkv.model.compiled import Chunk, CompiledDecoder, PackedWeights
 from qkv.model.config import ModelConfig
+from qkv.model.layers import matrix_names
 from qkv.model.reference import Decoder
-from qkv.weights.load import load_weights, matrix_names
+from qkv.weights.load import load_weights
 from qkv.weights.tensor import StoredTensor
 from tinyfiles import bf16
 

@@ -379,7 +379,7 @@ def test_close_frees_the_memory(folder):
     llm = opened(folder)
     llm.generate("Hello", GREEDY)
     decoder = llm._decoder
-    arenas = [decoder._weights.arena.base, decoder._work.pool.bytes.base]
+    arenas = [decoder._weights.arena.base, decoder._buffers.pool.bytes.base]
     while not isinstance(arenas[0], memoryview):  # down to the mapping
         arenas[0] = arenas[0].base
     while not isinstance(arenas[1], memoryview):

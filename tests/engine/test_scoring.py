@@ -130,7 +130,7 @@ def test_no_step_gives_more_rows_than_there_is_room_for(decoder, monkeypatch):
 
     def watched(self, chunks, *, copy=True):
         rows = step(self, chunks, copy=copy)
-        seen.append((len(chunks[0].ids), len(rows), np.shares_memory(rows, self._work.logits)))
+        seen.append((len(chunks[0].ids), len(rows), np.shares_memory(rows, self._buffers.logits)))
         return rows
 
     monkeypatch.setattr(CompiledDecoder, "step", watched)

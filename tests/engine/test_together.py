@@ -172,7 +172,7 @@ def test_a_warm_prompt_gives_the_bits_of_a_cold_one(length):
 def test_recycled_blocks_may_hold_anything():
     """Blocks full of NaN: nothing that was not written is read."""
     model = decoder(contexts=1)
-    model._work.pool.floats[:] = np.nan
+    model._buffers.pool.floats[:] = np.nan
     engine = engine_on(model)
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     handles = [engine.submit([i, i + 1, i + 2], params) for i in range(10)]

@@ -61,7 +61,7 @@ def interrupted() -> None:
     expected = solo(decoder, ids)
     for _ in range(5):
         cache = decoder.new_cache()
-        decoder._work.logits[:] = np.nan
+        decoder._buffers.logits[:] = np.nan
         in_the_middle(os.kill, os.getpid(), signal.SIGINT)
         try:
             decoder.next_logits(ids, cache)
@@ -69,7 +69,7 @@ def interrupted() -> None:
             pass
         else:
             raise AssertionError("not interrupted")
-        assert np.isnan(decoder._work.logits).all()  # it never came to the head
+        assert np.isnan(decoder._buffers.logits).all()  # it never came to the head
         assert cache.length == 0
         assert np.array_equal(decoder.next_logits(ids, cache), expected)
         decoder.release(cache)

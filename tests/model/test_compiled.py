@@ -225,12 +225,12 @@ def test_used_memory_changes_nothing(weights, kind):
 
 def fill_with_nan(decoder: CompiledDecoder) -> None:
     """The cache, and what phases hand each other; rows' padding is not theirs to write, and this width has none."""
-    assert decoder._model.hidden == decoder._model.hidden_row
-    decoder._work.pool.bytes[:] = 0xFF
-    assert np.isnan(decoder._work.pool.floats).all()
-    assert np.isnan(decoder._work.pool.bytes.view(np.float16)).all()
+    assert decoder._shape.hidden == decoder._shape.hidden_row
+    decoder._buffers.pool.bytes[:] = 0xFF
+    assert np.isnan(decoder._buffers.pool.floats).all()
+    assert np.isnan(decoder._buffers.pool.bytes.view(np.float16)).all()
     for name in ("x", "h", "qkv", "o", "gate_up", "act", "y", "xs", "parts", "scratch", "logits"):
-        getattr(decoder._work, name)[:] = np.nan
+        getattr(decoder._buffers, name)[:] = np.nan
 
 
 @pytest.mark.parametrize(("weights", "kind"), CASES)
@@ -270,8 +270,8 @@ def test_parts_and_tiles_give_the_same_bits(monkeypatch, kind):
                 if cache_.length < t:
                     decoder.next_logits(ids[cache_.length : t], cache_)
                 rows.append(decoder.next_logits([ids[t]], cache_))
-                assert decoder._batch.command[1] == (rows is tiles)
-                assert decoder._batch.command[2] == (0 if rows is tiles else t // 512 + 1)
+                assert decoder._input.command[1] == (rows is tiles)
+                assert decoder._input.command[2] == (0 if rows is tiles else t // 512 + 1)
     assert np.array_equal(parts, tiles)
 
 
@@ -315,7 +315,7 @@ def test_without_a_copy_the_next_step_overwrites_the_logits():
     decoder = decoder_of("qwen3", "f32")
     cache_ = decoder.new_cache()
     first = decoder.step([Chunk(cache_, [1])], copy=False)
-    assert np.shares_memory(first, decoder._work.logits)
+    assert np.shares_memory(first, decoder._buffers.logits)
     kept = first.copy()
     assert np.array_equal(kept, decoder.step([Chunk(decoder.new_cache(), [1])]))
     decoder.step([Chunk(cache_, [2])], copy=False)
@@ -379,10 +379,10 @@ def test_a_window_hides_what_is_older(window):
     """Logits of a position are those of its newest `window` tokens in one layer, whatever came before them."""
     config = tiny_config(num_hidden_layers=1)
     decoder = compiled(config, packed(config, random_tensors(config), "f32"))
-    decoder._weights.windows[:] = window
+    decoder._weights.layers["window"][:] = window
     ids = prompt(config, 50)
     all_rows = logits_of(decoder, ids)
-    decoder._weights.windows[:] = 0
+    decoder._weights.layers["window"][:] = 0
     for end in (1, 8, 33, 50):
         alone = logits_of(decoder, ids[max(0, end - window) : end])
         assert np.abs(all_rows[end - 1] - alone[-1]).max() < 1e-4  # RoPE knows distances only

@@ -6,7 +6,7 @@ import numpy as np
 
 from qkv.runtime.atomics import fetch_add, float_control, load, microseconds, set_float_control
 from qkv.runtime.jit import kernel
-from qkv.runtime.spmd import barrier, claim
+from qkv.runtime.spmd import ABORT, barrier, claim
 
 CHUNK = 16
 
@@ -22,8 +22,7 @@ def three_phases(tid, n, sync, command, x, squares, sums, result):
                 break
             for i in range(first, min(first + CHUNK, x.shape[0])):
                 squares[i] = x[i] * x[i]
-        if barrier(sync, n):
-            return
+        barrier(sync, n)
         while True:
             block = claim(sync, 0, 1)
             if block >= blocks:
@@ -32,23 +31,21 @@ def three_phases(tid, n, sync, command, x, squares, sums, result):
             for i in range(block * CHUNK, min((block + 1) * CHUNK, x.shape[0])):
                 total += squares[i]
             sums[block] = total
-        if barrier(sync, n):
-            return
+        barrier(sync, n)
         if claim(sync, 1, 1) == 0:
             total = 0.0
             for block in range(blocks):
                 total += sums[block]
             result[0] = total
-        if barrier(sync, n):
-            return
+        barrier(sync, n)
 
 
 @kernel
 def endless(tid, n, sync, started):
     """Barriers without end; started[0] counts the threads that began."""
     fetch_add(started, 0, 1)
-    while not barrier(sync, n):
-        pass
+    while load(sync, ABORT) == 0:
+        barrier(sync, n)
 
 
 @kernel
@@ -80,8 +77,7 @@ def allocating(tid, n, sync, out):
 def tally(tid, n, sync, counts, log, turn):
     """Each thread counts its runs and thread 0 appends turn[0] to the log (log[0] is its length)."""
     counts[tid] += 1
-    if barrier(sync, n):
-        return
+    barrier(sync, n)
     if tid == 0:
         log[0] += 1
         log[log[0]] = turn[0]

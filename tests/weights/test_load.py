@@ -14,10 +14,11 @@ from decoders import QuantizedReference, compiled, dequantized, logits_of, mixed
 from ggufblocks import q4_k_bound, random_blocks
 from qkv.errors import ModelFileError, ParameterError
 from qkv.kernels.formats import format_name, packed_bytes, unpack
+from qkv.model.layers import matrix_names
 from qkv.model.reference import Decoder
 from qkv.weights import load
 from qkv.weights.checkpoint import open_checkpoint
-from qkv.weights.load import load_weights, matrix_names
+from qkv.weights.load import load_weights
 from tiny import random_tensors, tiny_config
 from tinyfiles import STORE, write_gguf, write_hf
 

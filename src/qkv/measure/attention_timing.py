@@ -148,15 +148,13 @@ def attend_token(tid, n, sync, pool, table, q, positions, histories, heads, scra
                 positions - 1, chunk, parts, (chunk * heads + g * group) * state_size(d),
             )  # fmt: skip
             item = claim(sync, 0, 1)
-        if barrier(sync, n):
-            return
+        barrier(sync, n)
         h = claim(sync, 0, 1)
         while h < heads:
             at = h * state_size(d)
             join_parts(parts, at, heads * state_size(d), chunks, d, scratch, tid * scratch_row, out, h * d)
             h = claim(sync, 0, 1)
-        if barrier(sync, n):
-            return
+        barrier(sync, n)
 
 
 def warm(spec: str) -> None:

@@ -24,7 +24,8 @@ from qkv.kernels.panels import panel_size
 from qkv.kernels.tiles import INFO
 from qkv.model import forward
 from qkv.model.config import ModelConfig
-from qkv.model.forward import Batch, Model, Weights, Work, step_for
+from qkv.model.forward import Buffers, Shape, StepInput, Weights, step_for
+from qkv.model.layers import LAYER, layer_records, padded_row
 from qkv.model.paged import BlockPool, Chunk, PagedCache, StepAbortedError, blocks_for
 from qkv.progress import Progress, silent
 from qkv.runtime.memory import free_memory
@@ -40,7 +41,7 @@ MAX_PARTS = 512
 
 @dataclass(frozen=True)
 class PackedWeights:
-    """A model's weights as the kernels want them. `matrices` and `vectors` are in the order `forward` says."""
+    """A model's weights as the kernels want them. `layers.py` says in which order `matrices` and `vectors` are."""
 
     arena: NDArray[np.uint8]
     matrices: NDArray[Any]  # MATRIX records
@@ -78,18 +79,15 @@ class CompiledDecoder:
         self._rope = config.rope()
         self.step_tokens = STEP_TOKENS
         self.pool = BlockPool(pool_blocks(config, cache, context, cache_bytes))
-        self._model = _shape(config, weights.formats)
-        self._weights = Weights(
-            weights.arena, weights.matrices, weights.vectors, np.zeros(config.num_hidden_layers, np.int64)
-        )
-        self._batch = _new_batch(config, blocks_for(context))
-        b = self._batch
+        self._shape = _shape(config, weights.formats)
+        self._weights = Weights(weights.arena, weights.matrices, weights.vectors, layer_records(config))
+        self._input = b = _new_input(config, blocks_for(context))
         self._arrays = (b.ids, b.positions, b.table_at, b.tables, b.tiles, b.parts, b.part_at, b.outputs)
         self._cos, self._sin = np.zeros((2, context, config.head_dim // 2), np.float32)
         self._rotated = 0
-        self._work = _new_work(config, self._model, self.pool.size, cache, threads, outputs)
+        self._buffers = _new_buffers(config, self._shape, self.pool.size, cache, threads, outputs)
         compile_kernels(weights.formats, progress)
-        arrays = (self._batch, self._model, self._weights, self._work)
+        arrays = (self._input, self._shape, self._weights, self._buffers)
         self._program = Program(step_for(weights.formats), arrays, threads)
         self._one_step = threading.Lock()  # the batch's arrays serve one step at a time
         self._closed = False
@@ -123,7 +121,7 @@ class CompiledDecoder:
             if self._closed:
                 raise QkvError("the model has been closed")
             rows = self._describe(chunks)
-            self._batch.command[forward.TAP_LAYER] = tap_layer
+            self._input.command[forward.TAP_LAYER] = tap_layer
             try:
                 team().run(self._program)
             except StepCancelledError:
@@ -131,24 +129,24 @@ class CompiledDecoder:
                 raise StepAbortedError(reason) from None
             for chunk in chunks:
                 chunk.cache.length += len(chunk.ids)
-            logits = self._work.logits[: rows * self.config.vocab_size].reshape(rows, self.config.vocab_size)
+            logits = self._buffers.logits[: rows * self.config.vocab_size].reshape(rows, self.config.vocab_size)
             return logits.copy() if copy else logits
 
     def likeliest(self) -> NDArray[np.int64]:
         """The id of the largest logit of each of the last step's rows, the lowest of equals; -1: one is not finite."""
-        rows, vocab = int(self._batch.command[forward.OUTPUTS]), self.config.vocab_size
-        largest = self._work.largest[: rows * forward.SEGMENTS].reshape(rows, forward.SEGMENTS)
-        places = self._work.places[: rows * forward.SEGMENTS].reshape(rows, forward.SEGMENTS)
+        rows, vocab = int(self._input.command[forward.OUTPUTS]), self.config.vocab_size
+        largest = self._buffers.largest[: rows * forward.SEGMENTS].reshape(rows, forward.SEGMENTS)
+        places = self._buffers.places[: rows * forward.SEGMENTS].reshape(rows, forward.SEGMENTS)
         part = largest.argmax(axis=1)  # not-a-number counts as the largest
         ids = part * -(-vocab // forward.SEGMENTS) + places[np.arange(rows), part]
         return np.where(np.isfinite(largest.max(axis=1)), ids, -1)
 
     def tapped(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
         """q [T, H, d], k and v [T, H_kv, d] of the last step's tokens in its `tap_layer`, as attention got them."""
-        tokens, heads = int(self._batch.command[forward.TOKENS]), self.config.num_attention_heads
+        tokens, heads = int(self._input.command[forward.TOKENS]), self.config.num_attention_heads
         all_heads = heads + 2 * self.config.num_key_value_heads
         size = tokens * all_heads * self.config.head_dim
-        rows = self._work.taps[:size].reshape(tokens, all_heads, self.config.head_dim).copy()
+        rows = self._buffers.taps[:size].reshape(tokens, all_heads, self.config.head_dim).copy()
         q, k, v = np.split(rows, [heads, heads + self.config.num_key_value_heads], axis=1)
         return q, k, v
 
@@ -165,10 +163,10 @@ class CompiledDecoder:
         team().abort(self._program)
         team().forget(self._program)
         with self._one_step:  # the broken-off step is over
-            del self._program, self._work, self._weights, self._batch, self._arrays
+            del self._program, self._buffers, self._weights, self._input, self._arrays
 
     def _describe(self, chunks: Sequence[Chunk]) -> int:
-        """Fill `Batch` for these chunks, taking the blocks they need; how many rows of logits there will be."""
+        """Fill `StepInput` for these chunks, taking the blocks they need; how many rows of logits there will be."""
         lists: list[list[int]] = [[] for _ in self._arrays]
         ids, positions, table_at, tables, tiles, parts, part_at, outputs = lists
         for chunk in chunks:
@@ -195,7 +193,7 @@ class CompiledDecoder:
         for array, values in zip(self._arrays, lists, strict=True):
             array[: len(values)] = values
         self._rotate(positions)
-        self._batch.command[:] = len(ids), len(tiles) // 2, len(parts) // 2, len(outputs), 1, -1
+        self._input.command[:] = len(ids), len(tiles) // 2, len(parts) // 2, len(outputs), -1
         return len(outputs)
 
     def _rotate(self, positions: list[int]) -> None:
@@ -206,7 +204,7 @@ class CompiledDecoder:
             new = slice(start, self._rotated)
             self._cos[new], self._sin[new] = self._rope.rotation(np.arange(start, self._rotated), np.float32)
         size = len(positions) * self.config.head_dim // 2
-        self._batch.cos[:size], self._batch.sin[:size] = self._cos[positions].ravel(), self._sin[positions].ravel()
+        self._input.cos[:size], self._input.sin[:size] = self._cos[positions].ravel(), self._sin[positions].ravel()
 
 
 _decoders: weakref.WeakSet[CompiledDecoder] = weakref.WeakSet()
@@ -244,33 +242,26 @@ def warm(spec: list[str]) -> None:
         rope_theta=1e4,
         tie_word_embeddings=True,
     )
-    model = _shape(config, frozenset(spec))
-    weights = Weights(new_arena(64), np.zeros(1, MATRIX), np.zeros(1, np.float32), np.zeros(1, np.int64))
-    arrays = (_new_batch(config, 1), model, weights, _new_work(config, model, 1, "f32", 1, 1))
+    shape = _shape(config, frozenset(spec))
+    weights = Weights(new_arena(64), np.zeros(1, MATRIX), np.zeros(1, np.float32), np.zeros(1, LAYER))
+    arrays = (_new_input(config, 1), shape, weights, _new_buffers(config, shape, 1, "f32", 1, 1))
     Program(step_for(frozenset(spec)), arrays, 1).compile()
 
 
-def _row(size: int) -> int:
-    return -(-size // 32) * 32
-
-
-def _shape(config: ModelConfig, formats: Iterable[str]) -> Model:
+def _shape(config: ModelConfig, formats: Iterable[str]) -> Shape:
     rows = TILE_TOKENS * padded_group(config.heads_per_kv_head)
     widest = max(config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim)
-    return Model(
-        layers=config.num_hidden_layers,
+    return Shape(
         hidden=config.hidden_size,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
-        intermediate=config.intermediate_size,
-        hidden_row=_row(config.hidden_size),
-        o_row=_row(config.num_attention_heads * config.head_dim),
-        mlp_row=_row(config.intermediate_size),
-        scratch_row=_row(max(scratch_regions(config.head_dim, rows)[-1], panel_size(widest))),
+        hidden_row=padded_row(config.hidden_size),
+        qkv_row=(config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim,
+        o_row=padded_row(config.num_attention_heads * config.head_dim),
+        mlp_row=padded_row(config.intermediate_size),
+        scratch_row=padded_row(max(scratch_regions(config.head_dim, rows)[-1], panel_size(widest))),
         quantized=any(name.startswith("int") for name in formats),
-        qk_norm=config.qk_norm,
-        qkv_bias=config.qkv_bias,
         eps=np.float32(config.rms_norm_eps),
     )
 
@@ -301,7 +292,7 @@ def block_bytes(config: ModelConfig, cache: str) -> int:
     return 2 * half_block_bytes(cache, config.head_dim) * config.num_key_value_heads * config.num_hidden_layers
 
 
-def _new_batch(config: ModelConfig, table: int) -> Batch:
+def _new_input(config: ModelConfig, table: int) -> StepInput:
     tokens = STEP_TOKENS
     int64 = {
         "command": forward.COMMANDS,
@@ -315,10 +306,10 @@ def _new_batch(config: ModelConfig, table: int) -> Batch:
         "outputs": tokens,
     }
     rotation = {name: np.zeros(tokens * config.head_dim // 2, np.float32) for name in ("cos", "sin")}
-    return Batch(**{name: np.zeros(size, np.int64) for name, size in int64.items()}, **rotation)
+    return StepInput(**{name: np.zeros(size, np.int64) for name, size in int64.items()}, **rotation)
 
 
-def _new_work(config: ModelConfig, model: Model, blocks: int, cache: str, threads: int, outputs: int) -> Work:
+def _new_buffers(config: ModelConfig, shape: Shape, blocks: int, cache: str, threads: int, outputs: int) -> Buffers:
     memory = new_arena(blocks * block_bytes(config, cache))
     pool = Pool(
         kind=KINDS[cache],
@@ -329,24 +320,23 @@ def _new_work(config: ModelConfig, model: Model, blocks: int, cache: str, thread
         head_dim=config.head_dim,
         half=half_block_bytes(cache, config.head_dim),
     )
-    qkv = (model.heads + 2 * model.kv_heads) * model.head_dim
-    widest = max(model.hidden_row, model.o_row, model.mlp_row)
+    widest = max(shape.hidden_row, shape.o_row, shape.mlp_row)
     float32 = {
-        "x": STEP_TOKENS * model.hidden_row,
-        "h": STEP_TOKENS * model.hidden_row,
-        "qkv": STEP_TOKENS * qkv,
-        "o": STEP_TOKENS * model.o_row,
-        "gate_up": STEP_TOKENS * 2 * model.mlp_row,
-        "act": STEP_TOKENS * model.mlp_row,
-        "y": STEP_TOKENS * model.hidden_row,
+        "x": STEP_TOKENS * shape.hidden_row,
+        "h": STEP_TOKENS * shape.hidden_row,
+        "qkv": STEP_TOKENS * shape.qkv_row,
+        "o": STEP_TOKENS * shape.o_row,
+        "gate_up": STEP_TOKENS * 2 * shape.mlp_row,
+        "act": STEP_TOKENS * shape.mlp_row,
+        "y": STEP_TOKENS * shape.hidden_row,
         "xs": STEP_TOKENS * widest // 32,
-        "parts": MAX_PARTS * model.heads * state_size(model.head_dim),
-        "scratch": threads * model.scratch_row,
+        "parts": MAX_PARTS * shape.heads * state_size(shape.head_dim),
+        "scratch": threads * shape.scratch_row,
         "logits": outputs * config.vocab_size,
         "largest": outputs * forward.SEGMENTS,
-        "taps": STEP_TOKENS * qkv,
+        "taps": STEP_TOKENS * shape.qkv_row,
     }
-    return Work(
+    return Buffers(
         pool=pool,
         xq=np.zeros(STEP_TOKENS * widest, np.int8),
         places=np.zeros(outputs * forward.SEGMENTS, np.int64),

@@ -3,12 +3,12 @@
 
 A batch is any mix of tokens: prompts of several sequences, or parts of them, or one new token each. Every token knows
 its position and where its sequence's cache blocks are listed. `step` below is the whole forward pass, in the order of
-the book; each line is a phase that the threads share (they claim tokens, heads, tiles or blocks of rows from counters),
-and a barrier ends it. No number depends on who computed it, or on what else is in the batch.
+the book. Each of its lines is a phase that the threads share: they claim tokens, heads, tiles or blocks of rows from
+counters, and a barrier ends it. No number depends on who computed it, or on what else is in the batch.
 
-The arrays a step works on are grouped in four named tuples: `Batch` (what to compute; changes every step), `Model`
-(the shape), `Weights`, and `Work` (the cache and what is in between). Rows of floats are padded with zeros to a
-multiple of 32.
+All that a phase works on is in a `Step`: what to compute (`StepInput`, which changes every step), the model's `Shape`,
+its `Weights`, and `Buffers` (the cache and what is in between). Rows of floats are padded with zeros to a multiple of
+32. A step that is aborted drains: claims find nothing and barriers do not wait (see `spmd`), so no phase looks for it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,13 @@ from qkv.kernels.kvcache import BLOCK, ask_for_keys, keys_offset, write_key, wri
 from qkv.kernels.matmul import Inputs, Outputs, matmul_for, quantize_groups, weights_at
 from qkv.kernels.pointwise import add_row, copy_row, rms_norm_row, rope_row, swiglu_row
 from qkv.runtime.jit import kernel
-from qkv.runtime.spmd import barrier, claim
+from qkv.runtime.spmd import barrier, claim, first_share
 
 Array = NDArray[Any]
 
-# What `Batch.command` holds.
-TOKENS, TILES, PARTS, OUTPUTS, WANT_LOGITS, TAP_LAYER = range(6)
-COMMANDS = 6
-
-# The matrices of a layer, in the order of `Weights.matrices`; the token table and the head follow the last layer's.
-Q, K, V, O, GATE, UP, DOWN = range(7)  # noqa: E741
-PER_LAYER = 7
+# What `StepInput.command` holds: the numbers of tokens, tiles, parts and rows of logits, and the tapped layer or -1.
+TOKENS, TILES, PARTS, OUTPUTS, TAP_LAYER = range(5)
+COMMANDS = 5
 
 ROW_BLOCKS = 16  # blocks of 8 rows that a thread claims at a time
 SEGMENTS = 8  # parts of a row of logits that threads survey by themselves
@@ -44,7 +40,7 @@ RUN_TOKENS = 8  # neighbouring tokens whose heads a thread rotates and stores at
 ACTIVATION_GROUPS = 8  # groups of 32 SwiGLU outputs that a thread claims at a time
 
 
-class Batch(NamedTuple):
+class StepInput(NamedTuple):
     """What the next step computes. Capacities are fixed; `command` says how much of each array counts."""
 
     command: Array  # int64 [COMMANDS]
@@ -60,41 +56,38 @@ class Batch(NamedTuple):
     outputs: Array  # int64 [outputs]: tokens whose hidden state (and logits) are wanted
 
 
-class Model(NamedTuple):
-    """The shape of the decoder, and of the rows of `Work`."""
+class Shape(NamedTuple):
+    """The shape of the decoder, and of the rows of `Buffers`."""
 
-    layers: int
     hidden: int
     heads: int
     kv_heads: int
     head_dim: int
-    intermediate: int
     hidden_row: int  # hidden, padded to 32
+    qkv_row: int  # (heads + 2 kv_heads) · head_dim
     o_row: int  # heads · head_dim, padded to 32
-    mlp_row: int  # intermediate, padded to 32
+    mlp_row: int  # the MLP's width, padded to 32
     scratch_row: int  # what one thread needs for a tile of attention
     quantized: bool  # whether any matrix wants its input as int8
-    qk_norm: bool
-    qkv_bias: bool
     eps: Any  # float32
 
 
 class Weights(NamedTuple):
-    """All weights. Vectors of a layer: input norm, post-attention norm, q norm, k norm, then the biases of q, k, v."""
+    """All weights; `layers` says where those of each layer are."""
 
     arena: Array  # uint8: the matrices
-    matrices: Array  # MATRIX records
-    vectors: Array  # float32: layer after layer, then the last norm
-    windows: Array  # int64 [layers]: how many of the newest positions a layer sees; 0: all
+    matrices: Array  # MATRIX records; the token table and the head come last
+    vectors: Array  # float32: norms and biases; the last norm comes last
+    layers: Array  # LAYER records
 
 
-class Work(NamedTuple):
+class Buffers(NamedTuple):
     """The KV cache, and the numbers between the phases (row t is token t, unless said)."""
 
     pool: Any  # `kvcache.Pool`: the KV cache
     x: Array  # float32 [tokens, hidden_row]: the residual stream
     h: Array  # [tokens, hidden_row]: x, normed
-    qkv: Array  # [tokens, (heads + 2 kv_heads) · d]
+    qkv: Array  # [tokens, qkv_row]: q, k and v of every head
     o: Array  # [tokens, o_row]: the heads' outputs
     gate_up: Array  # [tokens, 2 · mlp_row]
     act: Array  # [tokens, mlp_row]: silu(gate) · up
@@ -107,204 +100,231 @@ class Work(NamedTuple):
     logits: Array  # float32 [outputs, vocab]
     largest: Array  # float32 [outputs, SEGMENTS]: the largest of each part of a row of logits, or not a number
     places: Array  # int64 [outputs, SEGMENTS]: and where in the part
-    taps: Array  # float32 [tokens, (heads + 2 kv_heads) · d]: q, k, v of layer TAP_LAYER as attention gets them
+    taps: Array  # float32 [tokens, qkv_row]: q, k, v of layer TAP_LAYER as attention gets them
+
+
+class Step(NamedTuple):
+    """What a thread knows of the step it runs: all that a phase needs."""
+
+    sync: Array  # int64: see `spmd`
+    tid: int  # which of the threads this is, 0 … n-1
+    n: int
+    input: StepInput
+    shape: Shape
+    weights: Weights
+    buffers: Buffers
+
+
+class Linear(NamedTuple):
+    """A product: matrices that share the input x, and whose outputs lie side by side in the rows of `out`."""
+
+    matrices: int  # how many
+    x: Array  # float32 [tokens, columns padded to 32], flat
+    out: Array  # float32 [tokens, stride], flat
+    stride: int
+    second: int  # the column where the second matrix's outputs begin
+    third: int
 
 
 # ------------------------------------------------------------------------------------------ the phases
 
 
 @kernel
-def embed(sync, batch, model, weights, work):
+def embed(s):
     """x = the tokens' rows of the table."""
-    table = weights.matrices[model.layers * PER_LAYER]
-    t = claim(sync, 0, 1)
-    while t < batch.command[TOKENS]:
-        dequantize_row(weights.arena, table, batch.ids[t], work.x, t * model.hidden_row)
-        t = claim(sync, 0, 1)
+    table = s.weights.matrices[len(s.weights.matrices) - 2]
+    t = claim(s.sync, 0, 1)
+    while t < s.input.command[TOKENS]:
+        dequantize_row(s.weights.arena, table, s.input.ids[t], s.buffers.x, t * s.shape.hidden_row)
+        t = claim(s.sync, 0, 1)
+    barrier(s.sync, s.n)
 
 
 @kernel
-def norm_rows(sync, batch, model, weights, work, norm_at, residual):
+def norm_rows(s, norm, residual):
     """x += y if there is a residual yet; h = norm(x), quantized for the products that follow."""
-    t = claim(sync, 0, 1)
-    while t < batch.command[TOKENS]:
-        norm_row(model, weights, work, t, t, norm_at, residual)
-        t = claim(sync, 0, 1)
+    t = claim(s.sync, 0, 1)
+    while t < s.input.command[TOKENS]:
+        norm_row(s, t, t, norm, residual)
+        t = claim(s.sync, 0, 1)
+    barrier(s.sync, s.n)
 
 
 @kernel
-def norm_row(model, weights, work, t, row, norm_at, residual):
+def norm_row(s, t, row, norm, residual):
     """Row `row` of h = norm of token t's x (+ y)."""
-    size = model.hidden_row
+    size, x, h = s.shape.hidden_row, s.buffers.x, s.buffers.h
     if residual:
-        add_row(work.x, t * size, work.y, t * size, size)
-    rms_norm_row(work.x, t * size, model.hidden, size, weights.vectors, norm_at, model.eps, work.h, row * size)
-    quantize_row(model, work, work.h, row, size)
+        add_row(x, t * size, s.buffers.y, t * size, size)
+    rms_norm_row(x, t * size, s.shape.hidden, size, s.weights.vectors, norm, s.shape.eps, h, row * size)
+    quantize_row(s, h, row, size)
 
 
 @kernel
-def quantize_row(model, work, x, row, size):
+def quantize_row(s, x, row, size):
     """Quantize row `row` of the next product's input."""
-    if model.quantized:
+    if s.shape.quantized:
         groups = size // 32
-        quantize_groups(x, 0, work.xq, work.xs, work.xinfo, row * groups, (row + 1) * groups)
+        quantize_groups(x, 0, s.buffers.xq, s.buffers.xs, s.buffers.xinfo, row * groups, (row + 1) * groups)
 
 
 @kernel
-def rotate_and_cache(sync, batch, model, weights, work, layer, vectors_at):
+def rotate_and_cache(s, layer):
     """For each token and key/value head: bias, norm and rotate its query heads and its key; store key and value."""
-    group, tokens = model.heads // model.kv_heads, batch.command[TOKENS]
+    shape, pool = s.shape, s.buffers.pool
+    group, tokens = shape.heads // shape.kv_heads, s.input.command[TOKENS]
     # Neighbours share the cache lines of a block's keys, so one thread takes a few of them.
     runs = (tokens + RUN_TOKENS - 1) // RUN_TOKENS
-    item = claim(sync, 0, 1)
-    while item < runs * model.kv_heads:
-        run, g = item // model.kv_heads, item % model.kv_heads
-        k, v = model.heads + g, model.heads + model.kv_heads + g
+    item = claim(s.sync, 0, 1)
+    while item < runs * shape.kv_heads:
+        run, g = item // shape.kv_heads, item % shape.kv_heads
+        k, v = shape.heads + g, shape.heads + shape.kv_heads + g
         for t in range(run * RUN_TOKENS, min((run + 1) * RUN_TOKENS, tokens)):
-            block = batch.tables[batch.table_at[t] + batch.positions[t] // BLOCK]
-            keys = keys_offset(work.pool, block, layer, g)
-            ask_for_keys(work.pool, keys)
+            position = s.input.positions[t]
+            block, slot = s.input.tables[s.input.table_at[t] + position // BLOCK], position % BLOCK
+            keys = keys_offset(pool, block, layer.index, g)
+            ask_for_keys(pool, keys)
             for h in range(g * group, (g + 1) * group):
-                prepare_head(batch, model, weights, work, t, h, vectors_at, 2 * model.hidden_row)
-            prepare_head(batch, model, weights, work, t, k, vectors_at, 2 * model.hidden_row + model.head_dim)
-            add_bias(model, weights, work, t, v, vectors_at)
-            slot = batch.positions[t] % BLOCK
-            write_key(work.pool, keys, slot, work.qkv, head_at(model, t, k))
-            write_value(work.pool, keys + work.pool.half, slot, work.qkv, head_at(model, t, v))
-        item = claim(sync, 0, 1)
+                prepare_head(s, layer, t, h, layer.q_norm)
+            prepare_head(s, layer, t, k, layer.k_norm)
+            add_bias(s, layer, t, v)
+            write_key(pool, keys, slot, s.buffers.qkv, head_at(s, t, k))
+            write_value(pool, keys + pool.half, slot, s.buffers.qkv, head_at(s, t, v))
+        item = claim(s.sync, 0, 1)
+    barrier(s.sync, s.n)
 
 
 @kernel
-def head_at(model, t, head):
-    """Where one head of token t begins in `Work.qkv`; heads count over q, k and v."""
-    return (t * (model.heads + 2 * model.kv_heads) + head) * model.head_dim
+def head_at(s, t, head):
+    """Where one head of token t begins in `Buffers.qkv`; heads count over q, k and v."""
+    return t * s.shape.qkv_row + head * s.shape.head_dim
 
 
 @kernel
-def prepare_head(batch, model, weights, work, t, head, vectors_at, norm):
+def prepare_head(s, layer, t, head, norm):
     """Bias, norm over the head's d values, rotation: what is done to q and k, each where the family has it."""
-    at, d = head_at(model, t, head), model.head_dim
-    add_bias(model, weights, work, t, head, vectors_at)
-    if model.qk_norm:
-        rms_norm_row(work.qkv, at, d, d, weights.vectors, vectors_at + norm, model.eps, work.qkv, at)
-    rope_row(work.qkv, at, d, batch.cos, batch.sin, t * (d // 2))
+    qkv, at, d = s.buffers.qkv, head_at(s, t, head), s.shape.head_dim
+    add_bias(s, layer, t, head)
+    if norm >= 0:
+        rms_norm_row(qkv, at, d, d, s.weights.vectors, norm, s.shape.eps, qkv, at)
+    rope_row(qkv, at, d, s.input.cos, s.input.sin, t * (d // 2))
 
 
 @kernel
-def add_bias(model, weights, work, t, head, vectors_at):
-    """q, k or v + its bias."""
-    if model.qkv_bias:
-        d = model.head_dim
-        bias = vectors_at + 2 * model.hidden_row + 2 * d + head * d
-        add_row(work.qkv, head_at(model, t, head), weights.vectors, bias, d)
+def add_bias(s, layer, t, head):
+    """q, k or v + its bias, where the family has one."""
+    if layer.qkv_bias >= 0:
+        d = s.shape.head_dim
+        add_row(s.buffers.qkv, head_at(s, t, head), s.weights.vectors, layer.qkv_bias + head * d, d)
 
 
 @kernel
-def tap(sync, batch, model, work):
-    """Copy q, k and v of all tokens as attention gets them, for whoever looks inside."""
-    size = (model.heads + 2 * model.kv_heads) * model.head_dim
-    t = claim(sync, 1, 1)
-    while t < batch.command[TOKENS]:
-        copy_row(work.qkv, t * size, work.taps, t * size, size)
-        t = claim(sync, 1, 1)
-
-
-@kernel
-def attend(sync, tid, batch, model, weights, work, layer):
+def attend(s, layer):
     """o = attention(q, k, v): tiles of neighbouring tokens, and single tokens' chunks, for each key/value head."""
-    d, group = model.head_dim, model.heads // model.kv_heads
-    base = tid * model.scratch_row
-    item = claim(sync, 0, 1)
-    while item < batch.command[TILES] * model.kv_heads:
-        tile, g = item // model.kv_heads, item % model.kv_heads
-        t, tokens = batch.tiles[2 * tile], batch.tiles[2 * tile + 1]
-        history = History(work.pool, batch.tables, batch.table_at[t], layer, g, weights.windows[layer])
+    if s.input.command[TAP_LAYER] == layer.index:
+        tap(s)
+    shape, input, buffers = s.shape, s.input, s.buffers
+    d, group = shape.head_dim, shape.heads // shape.kv_heads
+    base = s.tid * shape.scratch_row
+    item = claim(s.sync, 0, 1)
+    while item < input.command[TILES] * shape.kv_heads:
+        tile, g = item // shape.kv_heads, item % shape.kv_heads
+        t, tokens = input.tiles[2 * tile], input.tiles[2 * tile + 1]
+        history = History(buffers.pool, input.tables, input.table_at[t], layer.index, g, layer.window)
         attend_tile(
-            history, group, work.scratch, base, work.qkv, head_at(model, t, g * group), head_at(model, 1, 0),
-            tokens, batch.positions[t], work.o, t * model.o_row + g * group * d, model.o_row,
+            history, group, buffers.scratch, base, buffers.qkv, head_at(s, t, g * group), shape.qkv_row,
+            tokens, input.positions[t], buffers.o, t * shape.o_row + g * group * d, shape.o_row,
         )  # fmt: skip
-        item = claim(sync, 0, 1)
-    item = claim(sync, 1, 1)
-    while item < batch.command[PARTS] * model.kv_heads:
-        part, g = item // model.kv_heads, item % model.kv_heads
-        t, chunk = batch.parts[2 * part], batch.parts[2 * part + 1]
-        history = History(work.pool, batch.tables, batch.table_at[t], layer, g, weights.windows[layer])
+        item = claim(s.sync, 0, 1)
+    item = claim(s.sync, 1, 1)
+    while item < input.command[PARTS] * shape.kv_heads:
+        part, g = item // shape.kv_heads, item % shape.kv_heads
+        t, chunk = input.parts[2 * part], input.parts[2 * part + 1]
+        history = History(buffers.pool, input.tables, input.table_at[t], layer.index, g, layer.window)
         attend_part(
-            history, group, work.scratch, base, work.qkv, head_at(model, t, g * group), batch.positions[t], chunk,
-            work.parts, (part * model.heads + g * group) * state_size(d),
+            history, group, buffers.scratch, base, buffers.qkv, head_at(s, t, g * group), input.positions[t], chunk,
+            buffers.parts, (part * shape.heads + g * group) * state_size(d),
         )  # fmt: skip
-        item = claim(sync, 1, 1)
+        item = claim(s.sync, 1, 1)
+    barrier(s.sync, s.n)
 
 
 @kernel
-def finish_attention(sync, tid, batch, model, work):
+def tap(s):
+    """Copy q, k and v of all tokens as attention gets them, for whoever looks inside."""
+    size = s.shape.qkv_row
+    t = claim(s.sync, 2, 1)
+    while t < s.input.command[TOKENS]:
+        copy_row(s.buffers.qkv, t * size, s.buffers.taps, t * size, size)
+        t = claim(s.sync, 2, 1)
+
+
+@kernel
+def finish_attention(s):
     """Join the chunks of tokens that were computed in parts; quantize o."""
-    d = model.head_dim
-    stride = model.heads * state_size(d)
-    t = claim(sync, 0, 1)
-    while t < batch.command[TOKENS]:
-        if batch.part_at[t] >= 0:
-            for h in range(model.heads):
+    d, o_row, o = s.shape.head_dim, s.shape.o_row, s.buffers.o
+    stride = s.shape.heads * state_size(d)
+    t = claim(s.sync, 0, 1)
+    while t < s.input.command[TOKENS]:
+        if s.input.part_at[t] >= 0:
+            first, chunks = s.input.part_at[t] * stride, s.input.positions[t] // CHUNK + 1
+            for h in range(s.shape.heads):
                 join_parts(
-                    work.parts, batch.part_at[t] * stride + h * state_size(d), stride, batch.positions[t] // CHUNK + 1,
-                    d, work.scratch, tid * model.scratch_row, work.o, t * model.o_row + h * d,
+                    s.buffers.parts, first + h * state_size(d), stride, chunks, d,
+                    s.buffers.scratch, s.tid * s.shape.scratch_row, o, t * o_row + h * d,
                 )  # fmt: skip
-        quantize_row(model, work, work.o, t, model.o_row)
-        t = claim(sync, 0, 1)
+        quantize_row(s, o, t, o_row)
+        t = claim(s.sync, 0, 1)
+    barrier(s.sync, s.n)
 
 
 @kernel
-def activate(sync, batch, model, work):
+def activate(s):
     """act = silu(gate) · up, quantized; a few groups of a token at a time."""
-    size = model.mlp_row
+    size, buffers = s.shape.mlp_row, s.buffers
     share = 32 * ACTIVATION_GROUPS
     shares = (size + share - 1) // share
-    item = claim(sync, 0, 1)
-    while item < batch.command[TOKENS] * shares:
+    item = claim(s.sync, 0, 1)
+    while item < s.input.command[TOKENS] * shares:
         t, first = item // shares, item % shares * share
         n = min(share, size - first)
         gate = t * 2 * size + first
-        swiglu_row(work.gate_up, gate, work.gate_up, gate + size, n, work.act, t * size + first)
-        if model.quantized:
+        swiglu_row(buffers.gate_up, gate, buffers.gate_up, gate + size, n, buffers.act, t * size + first)
+        if s.shape.quantized:
             group = (t * size + first) // 32
-            quantize_groups(work.act, 0, work.xq, work.xs, work.xinfo, group, group + n // 32)
-        item = claim(sync, 0, 1)
+            quantize_groups(buffers.act, 0, buffers.xq, buffers.xs, buffers.xinfo, group, group + n // 32)
+        item = claim(s.sync, 0, 1)
+    barrier(s.sync, s.n)
 
 
 @kernel
-def norm_outputs(sync, batch, model, weights, work, norm_at):
+def norm_outputs(s):
     """Row r of h = the last norm of the r-th token that is asked for."""
-    r = claim(sync, 0, 1)
-    while r < batch.command[OUTPUTS]:
-        norm_row(model, weights, work, batch.outputs[r], r, norm_at, True)
-        r = claim(sync, 0, 1)
+    last_norm = len(s.weights.vectors) - s.shape.hidden_row
+    r = claim(s.sync, 0, 1)
+    while r < s.input.command[OUTPUTS]:
+        norm_row(s, s.input.outputs[r], r, last_norm, True)
+        r = claim(s.sync, 0, 1)
+    barrier(s.sync, s.n)
 
 
 @kernel
-def survey_logits(sync, batch, work, vocab):
+def survey_logits(s, vocab):
     """Find the largest logit of each part of each row, while the row is still in the caches."""
     size = segment_size(vocab)
-    item = claim(sync, 0, 1)
-    while item < batch.command[OUTPUTS] * SEGMENTS:
+    item = claim(s.sync, 0, 1)
+    while item < s.input.command[OUTPUTS] * SEGMENTS:
         row, first = item // SEGMENTS, item % SEGMENTS * size
         start, end = row * vocab + min(first, vocab), row * vocab + min(first + size, vocab)
-        survey(work.logits, start, end, work.largest, work.places, item)
-        item = claim(sync, 0, 1)
+        survey(s.buffers.logits, start, end, s.buffers.largest, s.buffers.places, item)
+        item = claim(s.sync, 0, 1)
+    barrier(s.sync, s.n)
 
 
 @kernel
 def segment_size(vocab):
     """Logits in one of the SEGMENTS parts of a row, but for the last."""
     return (vocab + SEGMENTS - 1) // SEGMENTS
-
-
-# ------------------------------------------------------------------------------------------ the step
-
-
-@kernel
-def vectors_per_layer(model):
-    """Elements of `Weights.vectors` per layer."""
-    return 2 * model.hidden_row + (2 + model.heads + 2 * model.kv_heads) * model.head_dim
 
 
 @kernel
@@ -320,102 +340,68 @@ def find_blocks(weights, first, count, item):
     return count, 0
 
 
+# ------------------------------------------------------------------------------------------ the step
+
+
 @cache
 def step_for(formats: frozenset[str]) -> Callable[..., Any]:
     """The step for matrices of these formats (names of `formats.FORMATS`), compiled for no others."""
     matmul = matmul_for(formats)
 
     @kernel
-    def multiply(sync, tid, n, model, weights, work, first, count, x, tokens, out, out_stride, second, third):
-        """`count` matrices from `first` on, all of the same input x; they write from column 0, `second`, `third` on.
+    def multiply(s, first, linear, tokens):
+        """The rows of `linear.out` = those of x times the matrices from number `first` on.
 
         A thread knows which rows are its next before it begins with those it has, so their weights are asked for in
         time. At the end of a phase they are the first ones of the next.
         """
-        inputs = Inputs(x, 0, work.xq, work.xs, work.xinfo, tokens)
-        item = tid
-        i, block = find_blocks(weights, first, count, item)
+        weights, buffers, count = s.weights, s.buffers, linear.matrices
+        inputs = Inputs(linear.x, 0, buffers.xq, buffers.xs, buffers.xinfo, tokens)
+        i, block = find_blocks(weights, first, count, first_share(s.sync, s.tid))
         while i < count:
-            item = n + claim(sync, 0, 1)
-            next_i, next_block = find_blocks(weights, first, count, item)
+            next_i, next_block = find_blocks(weights, first, count, s.n + claim(s.sync, 0, 1))
             if next_i < count:
                 ahead = weights_at(weights.matrices[first + next_i], next_block)
             else:
                 following = min(first + count, len(weights.matrices) - 1)
-                ahead = weights_at(weights.matrices[following], tid * ROW_BLOCKS)
+                ahead = weights_at(weights.matrices[following], s.tid * ROW_BLOCKS)
             matrix = weights.matrices[first + i]
-            outputs = Outputs(out, 0 if i == 0 else second if i == 1 else third, out_stride)
+            outputs = Outputs(linear.out, 0 if i == 0 else linear.second if i == 1 else linear.third, linear.stride)
             matmul(
                 weights.arena, matrix, inputs, outputs, block, min(block + ROW_BLOCKS, matrix.blocks), ahead,
-                work.scratch, tid * model.scratch_row,
+                buffers.scratch, s.tid * s.shape.scratch_row,
             )  # fmt: skip
             i, block = next_i, next_block
+        barrier(s.sync, s.n)
 
     @kernel
-    def step(tid, n, sync, batch, model, weights, work):
-        tokens = batch.command[TOKENS]
-        heads, kv_heads, d = model.heads, model.kv_heads, model.head_dim
-        embed(sync, batch, model, weights, work)
-        if barrier(sync, n):
-            return
-        for layer in range(model.layers):
-            vectors, matrices = layer * vectors_per_layer(model), layer * PER_LAYER
+    def step(tid, n, sync, input, shape, weights, buffers):
+        s = Step(sync, tid, n, input, shape, weights, buffers)
+        tokens, outputs = input.command[TOKENS], input.command[OUTPUTS]
+        layers, head = weights.layers, len(weights.matrices) - 1
+        k_column, v_column = shape.heads * shape.head_dim, (shape.heads + shape.kv_heads) * shape.head_dim
+        hidden, mlp, vocab = shape.hidden_row, shape.mlp_row, weights.matrices[head].rows
+        qkv_proj = Linear(3, buffers.h, buffers.qkv, shape.qkv_row, k_column, v_column)
+        o_proj = Linear(1, buffers.o, buffers.y, hidden, 0, 0)
+        gate_up_proj = Linear(2, buffers.h, buffers.gate_up, 2 * mlp, mlp, 0)
+        down_proj = Linear(1, buffers.act, buffers.y, hidden, 0, 0)
+        lm_head = Linear(1, buffers.h, buffers.logits, vocab, 0, 0)
 
-            norm_rows(sync, batch, model, weights, work, vectors, layer > 0)
-            if barrier(sync, n):
-                return
-            multiply(
-                sync, tid, n, model, weights, work, matrices + Q, 3, work.h, tokens,
-                work.qkv, (heads + 2 * kv_heads) * d, heads * d, (heads + kv_heads) * d,
-            )  # fmt: skip
-            if barrier(sync, n):
-                return
-            rotate_and_cache(sync, batch, model, weights, work, layer, vectors)
-            if barrier(sync, n):
-                return
-            if batch.command[TAP_LAYER] == layer:
-                tap(sync, batch, model, work)
-            attend(sync, tid, batch, model, weights, work, layer)
-            if barrier(sync, n):
-                return
-            finish_attention(sync, tid, batch, model, work)
-            if barrier(sync, n):
-                return
-            multiply(
-                sync, tid, n, model, weights, work, matrices + O, 1, work.o, tokens, work.y, model.hidden_row, 0, 0
-            )
-            if barrier(sync, n):
-                return
-
-            norm_rows(sync, batch, model, weights, work, vectors + model.hidden_row, True)
-            if barrier(sync, n):
-                return
-            multiply(
-                sync, tid, n, model, weights, work, matrices + GATE, 2, work.h, tokens,
-                work.gate_up, 2 * model.mlp_row, model.mlp_row, 0,
-            )  # fmt: skip
-            if barrier(sync, n):
-                return
-            activate(sync, batch, model, work)
-            if barrier(sync, n):
-                return
-            multiply(
-                sync, tid, n, model, weights, work, matrices + DOWN, 1, work.act, tokens, work.y, model.hidden_row, 0, 0
-            )
-            if barrier(sync, n):
-                return
-
-        norm_outputs(sync, batch, model, weights, work, model.layers * vectors_per_layer(model))
-        if barrier(sync, n):
-            return
-        if batch.command[WANT_LOGITS] != 0:
-            head = model.layers * PER_LAYER + 1
-            multiply(
-                sync, tid, n, model, weights, work, head, 1, work.h, batch.command[OUTPUTS],
-                work.logits, weights.matrices[head].rows, 0, 0,
-            )  # fmt: skip
-            if barrier(sync, n):
-                return
-            survey_logits(sync, batch, work, weights.matrices[head].rows)
+        embed(s)
+        for i in range(len(layers)):
+            layer = layers[i]
+            norm_rows(s, layer.input_norm, i > 0)
+            multiply(s, layer.qkv_proj, qkv_proj, tokens)
+            rotate_and_cache(s, layer)
+            attend(s, layer)
+            finish_attention(s)
+            multiply(s, layer.o_proj, o_proj, tokens)
+            norm_rows(s, layer.post_attention_norm, True)
+            multiply(s, layer.gate_up_proj, gate_up_proj, tokens)
+            activate(s)
+            multiply(s, layer.down_proj, down_proj, tokens)
+        norm_outputs(s)
+        multiply(s, head, lm_head, outputs)
+        survey_logits(s, vocab)
 
     return step

@@ -1,12 +1,14 @@
 """One program, many threads: what a step calls to share its work, and the loop that a team's threads stay in.
 
 A *step* is a kernel `step(tid, n, sync, *arrays)` that `n` threads run at the same time, each with its own `tid` in
-0…n-1. It divides each phase with `claim`, ends it with `barrier`, and returns when `barrier` says so:
+0…n-1. It divides each phase with `claim` and ends it with `barrier`:
 
     while (first := claim(sync, 0, 8)) < rows:
         ...rows first … first+7...
-    if barrier(sync, n):
-        return
+    barrier(sync, n)
+
+An aborted step drains by itself: from then on `claim` finds nothing left and `barrier` does not wait, so each thread
+runs through the remaining phases in no time and touches nothing in them.
 
 `sync` is one int64 array that all threads share, laid out below; lines are 128 bytes apart, since x86 fetches two cache
 lines together. Nobody polls a line that others are writing to.
@@ -38,13 +40,16 @@ LINE = 16
 
 # Where things are in `sync`. The first three are read in every barrier and almost never written.
 GENERATION = 0  # of the barrier: grows by one whenever all have arrived
-ABORT = 1  # not 0: leave the step at the next barrier
+ABORT = 1  # not 0: the step drains
 SPINS = 2  # how many pauses before a waiting thread begins to yield its core
 ARRIVED = 1 * LINE  # threads waiting at the barrier
 COUNTERS = 2 * LINE  # next item of each `claim` counter
 PROGRAM = 3 * LINE  # which program the posted step belongs to
 MAILBOXES = 4 * LINE  # one line per thread: what it does now
 N_COUNTERS = 8
+
+NOTHING_LEFT = 1 << 40
+"""What `claim` gives in an aborted step: more items than any phase has, and far from where an int64 ends."""
 
 # What a mailbox holds. A worker changes GO → IDLE and IDLE ↔ PARKED and ends as DEAD or GONE; the caller does the rest.
 PARKED = 0  # blocked in Python; must be woken
@@ -83,11 +88,12 @@ def _wait(sync, polls):  # type: ignore[no-untyped-def]
 
 @kernel
 def barrier(sync, n):  # type: ignore[no-untyped-def]
-    """Wait until all `n` threads are here; claim counters restart from 0. Not 0 if the step was aborted: then return.
+    """Wait until all `n` threads are here; claim counters restart from 0. Nobody waits once the step was aborted.
 
-    What a thread wrote before the barrier, every thread sees after it. On an abort some threads may leave one barrier
-    later than others; none waits for one that has left.
+    What a thread wrote before the barrier, every thread sees after it.
     """
+    if load(sync, ABORT) != 0:
+        return
     generation = load(sync, GENERATION)
     if fetch_add(sync, ARRIVED, 1) == n - 1:
         store(sync, ARRIVED, 0)
@@ -99,13 +105,22 @@ def barrier(sync, n):  # type: ignore[no-untyped-def]
         while load(sync, GENERATION) == generation and load(sync, ABORT) == 0:
             _wait(sync, polls)
             polls += 1
-    return load(sync, ABORT)
 
 
 @kernel
 def claim(sync, slot, chunk):  # type: ignore[no-untyped-def]
-    """The first of the next `chunk` unclaimed items of counter `slot` (0…N_COUNTERS-1), which restarts at a barrier."""
-    return fetch_add(sync, COUNTERS + slot, chunk)
+    """The first of the next `chunk` unclaimed items of counter `slot` (0…N_COUNTERS-1), which restarts at a barrier.
+
+    NOTHING_LEFT once the step was aborted.
+    """
+    first = fetch_add(sync, COUNTERS + slot, chunk)
+    return first if load(sync, ABORT) == 0 else NOTHING_LEFT
+
+
+@kernel
+def first_share(sync, tid):  # type: ignore[no-untyped-def]
+    """Thread `tid`'s first item of a phase that gives each thread one without a claim: `tid`, or NOTHING_LEFT."""
+    return tid if load(sync, ABORT) == 0 else NOTHING_LEFT
 
 
 @kernel

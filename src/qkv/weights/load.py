@@ -18,6 +18,7 @@ from qkv.kernels.formats import MATRIX, format_name, new_arena, packed_bytes, pl
 from qkv.kernels.packing import pack, pack_gguf, pack_q4_k
 from qkv.model.compiled import PackedWeights
 from qkv.model.config import ModelConfig
+from qkv.model.layers import TABLE, matrix_names, vector_sizes
 from qkv.progress import Progress, silent
 from qkv.weights.mapped import let_go
 from qkv.weights.tensor import StoredTensor, decode
@@ -25,7 +26,6 @@ from qkv.weights.tensor import StoredTensor, decode
 OWN_FORMAT = {"Q4_0": "int4", "Q4_1": "int4m", "Q8_0": "int8", "Q4_K": "int4m"}
 """GGUF types whose quants a kernel reads as they are (of Q4_K the scales are rounded); everything else is converted."""
 
-TABLE = "model.embed_tokens.weight"
 CHOICES = ("f32", "bf16", "int8", "int4")
 SLICE = 1 << 20  # numbers packed at a time by one thread: bounds the memory beside the result
 
@@ -87,15 +87,6 @@ def check_format(wanted: str | None) -> None:
     """Raises ParameterError unless `wanted` is None or one of `CHOICES`."""
     if wanted is not None and wanted not in CHOICES:
         raise ParameterError(f"weights: unknown format {wanted!r}; choose one of {', '.join(CHOICES)}")
-
-
-def matrix_names(config: ModelConfig) -> list[str]:
-    """The matrices in the order of `forward`: layer by layer, the token table, the head (tied: the table again)."""
-    attention = [f"self_attn.{part}_proj" for part in "qkvo"]
-    mlp = [f"mlp.{part}_proj" for part in ("gate", "up", "down")]
-    layers = range(config.num_hidden_layers)
-    names = [f"model.layers.{layer}.{part}.weight" for layer in layers for part in (*attention, *mlp)]
-    return [*names, TABLE, TABLE if config.tie_word_embeddings else "lm_head.weight"]
 
 
 def _size(matrix: Any) -> int:
@@ -187,31 +178,14 @@ def _pack_slice(arena: NDArray[np.uint8], matrix: Any, tensor: StoredTensor, fir
 
 
 def _vectors(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> NDArray[np.float32]:
-    """Norms and biases, one behind the other, zeros for those the family has not; the hidden size is padded to 32."""
-    hidden_row = -(-config.hidden_size // 32) * 32
-    d, heads, kv_heads = config.head_dim, config.num_attention_heads, config.num_key_value_heads
-    layout = [
-        ("input_layernorm.weight", hidden_row),
-        ("post_attention_layernorm.weight", hidden_row),
-        ("self_attn.q_norm.weight", d),
-        ("self_attn.k_norm.weight", d),
-        ("self_attn.q_proj.bias", heads * d),
-        ("self_attn.k_proj.bias", kv_heads * d),
-        ("self_attn.v_proj.bias", kv_heads * d),
-    ]
-    pieces = [
-        _padded(tensors.get(f"model.layers.{i}.{name}"), size)
-        for i in range(config.num_hidden_layers)
-        for name, size in layout
-    ]
-    return np.concatenate([*pieces, _padded(tensors["model.norm.weight"], hidden_row)])
+    """Norms and biases, one behind the other, each padded with zeros as `layers.vector_sizes` says."""
+    return np.concatenate([_padded(tensors[name], size) for name, size in vector_sizes(config).items()])
 
 
-def _padded(tensor: StoredTensor | None, size: int) -> NDArray[np.float32]:
+def _padded(tensor: StoredTensor, size: int) -> NDArray[np.float32]:
+    values = tensor.to_float32()
+    if not np.isfinite(values).all():
+        raise ModelFileError(f"{tensor.name}: holds a number that is not finite; the file is damaged")
     vector = np.zeros(size, np.float32)
-    if tensor is not None:
-        values = tensor.to_float32()
-        if not np.isfinite(values).all():
-            raise ModelFileError(f"{tensor.name}: holds a number that is not finite; the file is damaged")
-        vector[: len(values)] = values
+    vector[: len(values)] = values
     return vector

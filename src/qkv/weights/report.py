@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from qkv.kernels.formats import format_name, packed_bytes
 from qkv.model.compiled import PackedWeights
+from qkv.model.layers import matrix_names
 from qkv.weights.checkpoint import Checkpoint
-from qkv.weights.load import OWN_FORMAT, matrix_names
+from qkv.weights.load import OWN_FORMAT
 from qkv.weights.tensor import StoredTensor
 
 ROUNDED = ("Q4_K", "int4m")
