@@ -188,22 +188,22 @@ def rotate_and_cache(s, layer):
                 prepare_head(s, layer, t, h, layer.q_norm)
             prepare_head(s, layer, t, k, layer.k_norm)
             add_bias(s, layer, t, v)
-            write_key(pool, keys, slot, s.buffers.qkv, head_at(s, t, k))
-            write_value(pool, keys + pool.half, slot, s.buffers.qkv, head_at(s, t, v))
+            write_key(pool, keys, slot, s.buffers.qkv, head_at(s.shape, t, k))
+            write_value(pool, keys + pool.half, slot, s.buffers.qkv, head_at(s.shape, t, v))
         item = claim(s.sync, 0, 1)
     barrier(s.sync, s.n)
 
 
 @kernel
-def head_at(s, t, head):
+def head_at(shape, t, head):
     """Where one head of token t begins in `Buffers.qkv`; heads count over q, k and v."""
-    return t * s.shape.qkv_row + head * s.shape.head_dim
+    return t * shape.qkv_row + head * shape.head_dim
 
 
 @kernel
 def prepare_head(s, layer, t, head, norm):
     """Bias, norm over the head's d values, rotation: what is done to q and k, each where the family has it."""
-    qkv, at, d = s.buffers.qkv, head_at(s, t, head), s.shape.head_dim
+    qkv, at, d = s.buffers.qkv, head_at(s.shape, t, head), s.shape.head_dim
     add_bias(s, layer, t, head)
     if norm >= 0:
         rms_norm_row(qkv, at, d, d, s.weights.vectors, norm, s.shape.eps, qkv, at)
@@ -215,7 +215,7 @@ def add_bias(s, layer, t, head):
     """q, k or v + its bias, where the family has one."""
     if layer.qkv_bias >= 0:
         d = s.shape.head_dim
-        add_row(s.buffers.qkv, head_at(s, t, head), s.weights.vectors, layer.qkv_bias + head * d, d)
+        add_row(s.buffers.qkv, head_at(s.shape, t, head), s.weights.vectors, layer.qkv_bias + head * d, d)
 
 
 @kernel
@@ -232,7 +232,7 @@ def attend(s, layer):
         t, tokens = input.tiles[2 * tile], input.tiles[2 * tile + 1]
         history = History(buffers.pool, input.tables, input.table_at[t], layer.index, g, layer.window)
         attend_tile(
-            history, group, buffers.scratch, base, buffers.qkv, head_at(s, t, g * group), shape.qkv_row,
+            history, group, buffers.scratch, base, buffers.qkv, head_at(shape, t, g * group), shape.qkv_row,
             tokens, input.positions[t], buffers.o, t * shape.o_row + g * group * d, shape.o_row,
         )  # fmt: skip
         item = claim(s.sync, 0, 1)
@@ -242,7 +242,7 @@ def attend(s, layer):
         t, chunk = input.parts[2 * part], input.parts[2 * part + 1]
         history = History(buffers.pool, input.tables, input.table_at[t], layer.index, g, layer.window)
         attend_part(
-            history, group, buffers.scratch, base, buffers.qkv, head_at(s, t, g * group), input.positions[t], chunk,
+            history, group, buffers.scratch, base, buffers.qkv, head_at(shape, t, g * group), input.positions[t], chunk,
             buffers.parts, (part * shape.heads + g * group) * state_size(d),
         )  # fmt: skip
         item = claim(s.sync, 1, 1)
