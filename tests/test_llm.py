@@ -16,7 +16,7 @@ import qkv
 from qkv import LLM, SamplingParams
 from qkv.errors import ContextLengthError, ModelFileError, ModelNotFoundError, ParameterError, QkvError
 from qkv.llm import Chunk
-from qkv.model.compiled import block_bytes
+from qkv.model.compiled import kv_block_bytes
 from qkv.model.paged import blocks_for
 from qkv.model.reference import Decoder
 from tiny import random_tensors, tiny_config
@@ -360,7 +360,7 @@ def test_more_requests_than_the_cache_holds_all_end_well(folder):
     """There is room for one context; eight long requests take turns, some give way half done, and none notices."""
     prompts = ["a" * 20 + str(i) for i in range(8)]
     params = SamplingParams(temperature=1, seed=1)
-    one = blocks_for(64) * block_bytes(CONFIG, "f16")
+    one = blocks_for(64) * kv_block_bytes(CONFIG, "f16")
     with opened(folder, context=64) as large, opened(folder, context=64, cache_bytes=one) as llm:
         assert llm._decoder.pool.size == 2
         answers = llm.generate(prompts, params)

@@ -20,7 +20,7 @@ import pytest
 from qkv import SamplingParams
 from qkv.completion import Answering, Stream
 from qkv.errors import ContextLengthError, ParameterError, QkvError, QueueFullError
-from qkv.model.compiled import block_bytes
+from qkv.model.compiled import kv_block_bytes
 from tinyllm import CONFIG, GREEDY, HELLO, RANDOM, TEMPLATE, come_back, held_up, opened, write_model
 
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
@@ -245,7 +245,7 @@ def test_a_conversation_reuses_its_history(folder):
 
 
 def test_cache_bytes_is_what_the_cache_takes(folder):
-    block = block_bytes(CONFIG, "f16")
+    block = kv_block_bytes(CONFIG, "f16")
     with opened(folder, context=64, cache_bytes=5 * block + 1) as llm:
         assert llm.cache_stats.blocks == 5
 

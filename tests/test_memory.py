@@ -21,7 +21,7 @@ import json, sys
 from pathlib import Path
 from qkv.engine.params import SamplingParams
 from qkv.llm import LLM
-from qkv.model.compiled import block_bytes
+from qkv.model.compiled import kv_block_bytes
 
 with LLM(sys.argv[1], context=2048, threads=2) as llm:
     llm.generate(list(range(1, 600)), SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))
@@ -30,7 +30,7 @@ with LLM(sys.argv[1], context=2048, threads=2) as llm:
     print(json.dumps({
         "anonymous": int(used.split()[1]) * 1024,
         "weights": llm.weight_bytes,
-        "cache": blocks * block_bytes(llm.config, llm.cache),
+        "cache": blocks * kv_block_bytes(llm.config, llm.cache),
     }))
 """
 

@@ -22,8 +22,8 @@ from qkv.engine.prefix import CacheStats
 from qkv.engine.scoring import Score, score
 from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import ParameterError, QkvError
-from qkv.kernels.kvcache import KINDS
-from qkv.model.compiled import CompiledDecoder, block_bytes, pool_blocks
+from qkv.kernels.sizes import CACHE_KINDS
+from qkv.model.compiled import CompiledDecoder, kv_block_bytes, pool_blocks
 from qkv.model.config import ModelConfig
 from qkv.model.cost import decode_bytes
 from qkv.opened import open_model, thread_count
@@ -358,6 +358,6 @@ def _context(wanted: int | None, most: int) -> int:
 
 def _cache(kind: str, config: ModelConfig) -> str:
     if not isinstance(kind, str):
-        raise ParameterError(f"cache must be one of {', '.join(KINDS)}, got {kind!r}")
-    block_bytes(config, kind)  # raises for a kind that does not exist, or not for this model
+        raise ParameterError(f"cache must be one of {', '.join(CACHE_KINDS)}, got {kind!r}")
+    kv_block_bytes(config, kind)  # raises for a kind that does not exist, or not for this model
     return kind

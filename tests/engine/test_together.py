@@ -21,7 +21,7 @@ from qkv.engine.params import SamplingParams
 from qkv.engine.sampling import Sampler
 from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import QkvError, RequestCancelledError
-from qkv.model.compiled import CompiledDecoder, block_bytes
+from qkv.model.compiled import CompiledDecoder, kv_block_bytes
 from qkv.model.paged import blocks_for
 from tiny import random_tensors, tiny_config
 
@@ -36,7 +36,7 @@ def weights(kind="mixed"):
 
 
 def decoder(contexts=4):
-    size = contexts * blocks_for(CONTEXT) * block_bytes(CONFIG, "f16")
+    size = contexts * blocks_for(CONTEXT) * kv_block_bytes(CONFIG, "f16")
     return CompiledDecoder(CONFIG, weights(), context=CONTEXT, threads=2, outputs=48, cache_bytes=size)
 
 

@@ -8,7 +8,7 @@ import pytest
 from qkv.errors import ModelFileError
 from qkv.explain import attention_cost
 from qkv.explain.attention_cost import AttentionCost, Phase
-from qkv.kernels.kvcache import BLOCK
+from qkv.kernels.sizes import BLOCK
 from qkv.measure import attention_timing
 from qkv.measure.attention_timing import decode_program, measure, new_pool, prefill_program
 from qkv.model.attention import attention

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from qkv.kernels.attention import CHUNK, History, attend_part, attend_tile, join_parts, scratch_regions, state_size
-from qkv.kernels.kvcache import BLOCK, KINDS, Pool, half_block_bytes, keys_offset, write_key, write_value
+from qkv.kernels.kvcache import Pool, keys_offset, write_key, write_value
+from qkv.kernels.sizes import BLOCK, CACHE_KINDS, half_block_bytes
 from qkv.model.attention import attention
 from qkv.runtime.jit import kernel
 
@@ -26,7 +27,7 @@ class Sequence:
         self.table = rng.permutation(blocks + 3)[:blocks]
         half = half_block_bytes(kind, d)
         floats = np.full((blocks + 3) * LAYERS * KV_HEADS * 2 * half // 4, np.nan, np.float32)
-        self.pool = Pool(KINDS[kind], floats.view(np.uint8), floats, LAYERS, KV_HEADS, d, half)
+        self.pool = Pool(CACHE_KINDS.index(kind), floats.view(np.uint8), floats, LAYERS, KV_HEADS, d, half)
         self.write()
 
     def write(self) -> None:
@@ -88,7 +89,7 @@ def run_parts(history, group, scratch, q, position, chunks, parts, out):
         join_parts(parts, g * state_size(d), stride, chunks, d, scratch, 7, out, g * d)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CACHE_KINDS)
 @pytest.mark.parametrize(("d", "group"), [(32, 2), (64, 3), (128, 2), (128, 1), (128, 5)])
 def test_outputs_equal_the_definition(kind, d, group):
     sequence = Sequence(kind, 77, d, group)
@@ -111,7 +112,7 @@ def test_every_length_against_the_definition(T):
     assert np.abs(sequence.tile(T - 1, 1) - expected).max() < 5e-6
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CACHE_KINDS)
 def test_tiles_parts_and_single_rows_have_the_same_bits(kind):
     sequence = Sequence(kind, 1100, 64, 3)
     single = np.concatenate([sequence.tile(t, 1) for t in range(1100)])

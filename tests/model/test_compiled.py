@@ -17,8 +17,9 @@ from test_reference import FAMILIES, hf_model, prompt
 from decoders import QuantizedReference, compiled, dequantized, logits_of, packed
 from qkv.errors import ModelFileError, ParameterError, QkvError
 from qkv.explain.trace import Traced
+from qkv.kernels.sizes import STEP_TOKENS
 from qkv.model import compiled as compiled_module
-from qkv.model.compiled import STEP_TOKENS, Chunk, CompiledDecoder
+from qkv.model.compiled import Chunk, CompiledDecoder
 from qkv.model.reference import Decoder
 from tiny import random_tensors, tiny_config
 

@@ -6,7 +6,7 @@ import pytest
 
 from decoders import compiled, packed
 from qkv.errors import ParameterError
-from qkv.model.compiled import block_bytes
+from qkv.model.compiled import kv_block_bytes
 from qkv.model.config import PRESETS
 from qkv.model.cost import cache_bytes_per_position, decode_bytes
 from tiny import random_tensors, tiny_config
@@ -31,7 +31,7 @@ def test_bytes_of_a_position_are_those_of_its_numbers(config, kind):
                 for _group in range(config.head_dim // 32):
                     total += {"f32": 32 * 4, "f16": 32 * 2, "int8": 32 + 4}[kind]
     assert cache_bytes_per_position(config, kind) == total
-    assert block_bytes(config, kind) == 32 * total
+    assert kv_block_bytes(config, kind) == 32 * total
 
 
 @pytest.mark.parametrize(("first", "steps"), [(0, 1), (0, 5), (17, 1), (128, 64), (5, 0)])

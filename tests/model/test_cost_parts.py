@@ -10,9 +10,8 @@ import pytest
 
 from decoders import packed
 from qkv.errors import ParameterError
-from qkv.kernels.kvcache import BLOCK
+from qkv.kernels.sizes import BLOCK, STEP_TOKENS
 from qkv.model import reference
-from qkv.model.compiled import STEP_TOKENS
 from qkv.model.config import PRESETS, ModelConfig
 from qkv.model.cost import (
     MOST,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from qkv.errors import ParameterError
-from qkv.model.compiled import MOST_CONTEXTS, block_bytes, pool_blocks
+from qkv.model.compiled import MOST_CONTEXTS, kv_block_bytes, pool_blocks
 from qkv.runtime import memory
 from qkv.runtime.memory import free_memory
 from tiny import tiny_config
 
 CONFIG = tiny_config()
-BLOCK = block_bytes(CONFIG, "f16")
+BLOCK = kv_block_bytes(CONFIG, "f16")
 
 
 @pytest.fixture

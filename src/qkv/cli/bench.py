@@ -70,14 +70,14 @@ def bench(
     the fastest reading that memory gave in the same rounds; a model that fits into the processor's cache can be above
     100%. GOP/s is what limits prompts. Do nothing else on the machine meanwhile.
     """
-    from qkv.kernels.kvcache import KINDS
+    from qkv.kernels.sizes import CACHE_KINDS
     from qkv.opened import open_model, thread_count
     from qkv.weights.load import check_format
 
     count = thread_count(threads)
     check_format(weights)
-    if cache not in KINDS:
-        raise ParameterError(f"cache must be one of {', '.join(KINDS)}, got {cache!r}")
+    if cache not in CACHE_KINDS:
+        raise ParameterError(f"cache must be one of {', '.join(CACHE_KINDS)}, got {cache!r}")
     if not 1 <= rounds <= MOST_ROUNDS:
         raise ParameterError(f"--rounds must be from 1 to {MOST_ROUNDS}, got {rounds}")
     wanted = {

@@ -34,7 +34,7 @@ from qkv.engine.scheduler import Scheduler, Work
 from qkv.engine.speculation import Lookup
 from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import ContextLengthError, ParameterError, QkvError, QueueFullError, RequestCancelledError
-from qkv.kernels.kvcache import BLOCK
+from qkv.kernels.sizes import BLOCK
 from qkv.model.paged import BlockPool, CacheFullError, Chunk, StepAbortedError
 
 MAX_QUEUE = 1024

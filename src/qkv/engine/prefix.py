@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qkv.engine.request import Generation
-from qkv.kernels.kvcache import BLOCK
+from qkv.kernels.sizes import BLOCK
 from qkv.model.paged import BlockPool
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from qkv.engine.prefix import PrefixCache
 from qkv.engine.request import Generation
-from qkv.kernels.kvcache import BLOCK
+from qkv.kernels.sizes import BLOCK
 from qkv.model.paged import BlockPool, Chunk, blocks_for
 
 STEP_SECONDS = 0.15

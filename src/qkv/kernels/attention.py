@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.kernels.kvcache import BLOCK, F16, F32, GROUP, INT8, NUMBER_BYTES, keys_offset, read_block
+from qkv.kernels.kvcache import KV_F16, KV_F32, KV_INT8, NUMBER_BYTES, keys_offset, read_block
 from qkv.kernels.simd import (
     add,
     divide,
@@ -45,6 +45,7 @@ from qkv.kernels.simd import (
     subtract,
     sum_lanes,
 )
+from qkv.kernels.sizes import BLOCK, GROUP
 from qkv.kernels.sums import WIDE_ROWS, add_term, load_sums, store_sums
 from qkv.kernels.tiles import zeros
 from qkv.runtime.jit import kernel
@@ -66,6 +67,7 @@ class History(NamedTuple):
 
 
 LOWEST = np.float32(-3.0e38)  # the maximum of nothing: finite, so that LOWEST - LOWEST is 0 and not NaN
+KINDS = (KV_F32, KV_F16, KV_INT8)
 MINUS_INFINITY = np.float32(-np.inf)
 
 
@@ -207,9 +209,9 @@ def _values_to(kind: int, rows: int, unit: int) -> Any:
 @cache
 def _rows_step(rows: int) -> Any:
     """The kernel that takes `rows` rows over a block."""
-    scores_f32, scores_f16, scores_int8 = (_scores_of(kind, rows, NUMBER_BYTES[kind]) for kind in (F32, F16, INT8))
-    values_f32, values_f16, values_int8 = (_values_to(kind, rows, NUMBER_BYTES[kind]) for kind in (F32, F16, INT8))
-    scores_converted, values_converted = _scores_of(F32, rows, 1), _values_to(F32, rows, 1)
+    scores_f32, scores_f16, scores_int8 = (_scores_of(kind, rows, NUMBER_BYTES[kind]) for kind in KINDS)
+    values_f32, values_f16, values_int8 = (_values_to(kind, rows, NUMBER_BYTES[kind]) for kind in KINDS)
+    scores_converted, values_converted = _scores_of(KV_F32, rows, 1), _values_to(KV_F32, rows, 1)
 
     @kernel
     def rows_step(pool, converted, scratch, q, w, o, keys, values, block, ahead, first, last, scale):
@@ -220,9 +222,9 @@ def _rows_step(rows: int) -> Any:
         v_scales = k_scales + half // 4
         if converted:
             scores_converted(scratch, q, d, scratch, keys, scratch, 0, 0, w)
-        elif pool.kind == F32:
+        elif pool.kind == KV_F32:
             scores_f32(scratch, q, d, pool.bytes, block, pool.floats, 0, ahead, w)
-        elif pool.kind == F16:
+        elif pool.kind == KV_F16:
             scores_f16(scratch, q, d, pool.bytes, block, pool.floats, 0, ahead, w)
         else:
             scores_int8(scratch, q, d, pool.bytes, block, pool.floats, k_scales, ahead, w)
@@ -230,9 +232,9 @@ def _rows_step(rows: int) -> Any:
             soften(scratch, w + r * BLOCK, first, last, scale, o + r * state_size(d) + padded(d))
         if converted:
             values_converted(scratch, o, w, first, last, d, scratch, values, scratch, 0, 0)
-        elif pool.kind == F32:
+        elif pool.kind == KV_F32:
             values_f32(scratch, o, w, first, last, d, pool.bytes, block + half, pool.floats, 0, ahead + half)
-        elif pool.kind == F16:
+        elif pool.kind == KV_F16:
             values_f16(scratch, o, w, first, last, d, pool.bytes, block + half, pool.floats, 0, ahead + half)
         else:
             values_int8(scratch, o, w, first, last, d, pool.bytes, block + half, pool.floats, v_scales, ahead + half)

@@ -21,7 +21,6 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 
-from qkv.errors import ParameterError
 from qkv.kernels.simd import (
     Vector,
     absolute,
@@ -50,35 +49,19 @@ from qkv.kernels.simd import (
     store,
     u16x16,
 )
+from qkv.kernels.sizes import BLOCK, CACHE_KINDS, GROUP
 from qkv.runtime.jit import kernel
 
-BLOCK = 32
-"""Positions in a block."""
-
-F32, F16, INT8 = range(3)
-KINDS = {"f32": F32, "f16": F16, "int8": INT8}
-GROUP = 32  # dimensions that share a scale in an int8 cache
+KV_F32, KV_F16, KV_INT8 = range(len(CACHE_KINDS))
 
 SMALLEST_NORMAL = np.float32(2.0**-126)
-NUMBER_BYTES = {F32: 4, F16: 2, INT8: 1}
-
-
-def half_block_bytes(kind: str, head_dim: int) -> int:
-    """Bytes of the keys, or of the values, of one head in one block. Raises ParameterError for an unknown kind."""
-    if kind not in KINDS:
-        raise ParameterError(f"cache: unknown kind {kind!r}; choose one of {', '.join(KINDS)}")
-    if kind == "int8" and head_dim % GROUP:
-        raise ParameterError(
-            f"cache: int8 needs heads of a multiple of {GROUP} dimensions, this model's have {head_dim}"
-        )
-    scales = 4 * BLOCK * (head_dim // GROUP) if kind == "int8" else 0
-    return BLOCK * head_dim * NUMBER_BYTES[KINDS[kind]] + scales
+NUMBER_BYTES = {KV_F32: 4, KV_F16: 2, KV_INT8: 1}
 
 
 class Pool(NamedTuple):
     """The cache of all sequences, for kernels."""
 
-    kind: int  # F32, F16 or INT8
+    kind: int  # KV_F32, KV_F16 or KV_INT8
     bytes: Any  # uint8: all blocks
     floats: Any  # the same memory as float32
     layers: int
@@ -124,7 +107,7 @@ def ask_for_keys(pool, at):
 def write_key(pool, at, slot, k, k_at):
     """Store k[k_at : k_at + d] as position `slot` (0…31) of the block whose keys begin at byte `at`."""
     d = pool.head_dim
-    if pool.kind == INT8:
+    if pool.kind == KV_INT8:
         for g in range(d // GROUP):
             scale = group_scale(k, k_at + g * GROUP)
             pool.floats[(at + BLOCK * d) // 4 + g * BLOCK + slot] = scale
@@ -133,7 +116,7 @@ def write_key(pool, at, slot, k, k_at):
         return
     for i in range(0, d, 8):
         values = load(f32x8, k, k_at + i)
-        if pool.kind == F32:
+        if pool.kind == KV_F32:
             store_every(pool.bytes, at + (i * BLOCK + slot) * 4, BLOCK * 4, values)
         else:
             store_every(pool.bytes, at + (i * BLOCK + slot) * 2, BLOCK * 2, float_to_half(values))
@@ -143,7 +126,7 @@ def write_key(pool, at, slot, k, k_at):
 def write_value(pool, at, slot, v, v_at):
     """Store v[v_at : v_at + d] as position `slot` of the block whose values begin at byte `at`."""
     d = pool.head_dim
-    if pool.kind == INT8:
+    if pool.kind == KV_INT8:
         for g in range(d // GROUP):
             scale = group_scale(v, v_at + g * GROUP)
             pool.floats[(at + BLOCK * d) // 4 + slot * (d // GROUP) + g] = scale
@@ -152,7 +135,7 @@ def write_value(pool, at, slot, v, v_at):
         return
     for i in range(0, d, 8):
         values = load(f32x8, v, v_at + i)
-        if pool.kind == F32:
+        if pool.kind == KV_F32:
             store(pool.bytes, at + (slot * d + i) * 4, values)
         else:
             store(pool.bytes, at + (slot * d + i) * 2, float_to_half(values))
@@ -177,7 +160,7 @@ def quantized(x, at, scale):
 
 # ------------------------------------------------------------------------------------------ reading
 
-_LOADED = {F32: f32x16, F16: u16x16, INT8: i8x16}
+_LOADED = {KV_F32: f32x16, KV_F16: u16x16, KV_INT8: i8x16}
 
 
 def emit_read(context: Any, builder: Any, kind: int, shared: int, arrays: Any, values: Any) -> Any:
@@ -187,9 +170,9 @@ def emit_read(context: Any, builder: Any, kind: int, shared: int, arrays: Any, v
     """
     (numbers, scales), (data, at, scales_data, scales_at) = arrays, values
     raw = emit_load(context, builder, numbers, data, at, _LOADED[kind].llvm, _LOADED[kind].bytes)
-    if kind == F32:
+    if kind == KV_F32:
         return raw
-    if kind == F16:
+    if kind == KV_F16:
         return half_to_float.emit(builder, raw)
     if shared:
         scale = emit_spread(context, builder, f32x16, scales, scales_data, scales_at)
@@ -234,16 +217,16 @@ def _converter(kind: int) -> Any:
     return convert
 
 
-_convert_f32, _convert_f16, _convert_int8 = (_converter(kind) for kind in (F32, F16, INT8))
+_convert_f32, _convert_f16, _convert_int8 = (_converter(kind) for kind in (KV_F32, KV_F16, KV_INT8))
 
 
 @kernel
 def read_block(pool, at, slots, keys, values, scratch):
     """A head's block, whose keys begin at byte `at`, as float32: keys [d, 32] → scratch[keys …], values of the first
     `slots` slots, [slots, d] → scratch[values …]. Slots never written hold anything, NaN included."""
-    if pool.kind == F32:
+    if pool.kind == KV_F32:
         _convert_f32(pool, at, slots, keys, values, scratch)
-    elif pool.kind == F16:
+    elif pool.kind == KV_F16:
         _convert_f16(pool, at, slots, keys, values, scratch)
     else:
         _convert_int8(pool, at, slots, keys, values, scratch)

@@ -6,7 +6,7 @@ next term, factor · numbers, with one factor for each row and numbers that all 
 sums: the factors are q_i and the lanes positions, or the factors are weights and the lanes dimensions.
 
 The numbers come from the cache as it is kept, and become float32 in registers. So a number's bits do not depend on
-whether a block was converted beforehand (`F32` in scratch memory) or is read in passing.
+whether a block was converted beforehand (`KV_F32` in scratch memory) or is read in passing.
 """
 
 from __future__ import annotations

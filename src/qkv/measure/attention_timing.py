@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 """The attention of one layer, alone, with the kernels that the compiled decoder uses: run and timed.
 
-Prefill computes T queries in tiles of 8 tokens, decode one query in chunks of 512 positions, as `forward.py` does.
+Prefill computes T queries in tiles of 32 tokens, decode one query in chunks of 512 positions, as `forward.py` does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from qkv.kernels.attention import (
     state_size,
 )
 from qkv.kernels.formats import new_arena
-from qkv.kernels.kvcache import BLOCK, F16, Pool, half_block_bytes
+from qkv.kernels.kvcache import KV_F16, Pool
+from qkv.kernels.sizes import BLOCK, half_block_bytes
 from qkv.measure.bandwidth import Clock
 from qkv.measure.limits import seconds_of
 from qkv.model.attention import Array
@@ -87,7 +88,7 @@ def new_pool(blocks: int, kv_heads: int, d: int) -> Pool:
     """An f16 cache of one layer: for each block and head keys [d, 32] and values [32, d], all 0."""
     half = half_block_bytes("f16", d)
     memory = new_arena(blocks * kv_heads * 2 * half)
-    return Pool(F16, memory, memory.view(np.float32), 1, kv_heads, d, half)
+    return Pool(KV_F16, memory, memory.view(np.float32), 1, kv_heads, d, half)
 
 
 def prefill_program(q: Array, pool: Pool, threads: int) -> tuple[Program, NDArray[np.float32]]:

@@ -14,8 +14,8 @@ import numpy as np
 
 from qkv.errors import ParameterError
 from qkv.kernels.formats import format_name, packed_bytes
-from qkv.kernels.kvcache import BLOCK
-from qkv.model.compiled import STEP_TOKENS, CompiledDecoder, PackedWeights, block_bytes
+from qkv.kernels.sizes import BLOCK, STEP_TOKENS
+from qkv.model.compiled import CompiledDecoder, PackedWeights, kv_block_bytes
 from qkv.model.config import ModelConfig
 from qkv.model.cost import decode_cost, prefill_cost, total
 from qkv.model.paged import Chunk, PagedCache
@@ -97,7 +97,7 @@ class Bursts:
             context=depth,
             threads=threads,
             outputs=sequences,
-            cache_bytes=blocks * block_bytes(config, cache),
+            cache_bytes=blocks * kv_block_bytes(config, cache),
         )
         self.ids = np.random.default_rng(0).integers(0, config.vocab_size, 1 << 12).tolist()
         self.held: list[PagedCache] = []

@@ -19,8 +19,9 @@ from qkv.errors import ModelFileError, ParameterError, QkvError
 from qkv.kernels import packing
 from qkv.kernels.attention import CHUNK, padded_group, scratch_regions, state_size
 from qkv.kernels.formats import MATRIX, new_arena
-from qkv.kernels.kvcache import KINDS, Pool, half_block_bytes
+from qkv.kernels.kvcache import Pool
 from qkv.kernels.panels import panel_size
+from qkv.kernels.sizes import CACHE_KINDS, STEP_TOKENS, half_block_bytes
 from qkv.kernels.tiles import INFO
 from qkv.model import forward
 from qkv.model.config import ModelConfig
@@ -31,9 +32,6 @@ from qkv.progress import Progress, silent
 from qkv.runtime.memory import free_memory
 from qkv.runtime.team import Program, StepCancelledError, team
 from qkv.runtime.warmup import compile_in_child
-
-STEP_TOKENS = 512
-"""The most tokens of one step; longer prompts take several."""
 
 TILE_TOKENS = 32
 MAX_PARTS = 512
@@ -275,7 +273,7 @@ def pool_blocks(config: ModelConfig, cache: str, context: int, cache_bytes: int 
     None is a quarter of the memory that is free now, but no more than 8 full contexts and never less than one. Memory
     is only taken when a block is first written.
     """
-    one, block = blocks_for(context), block_bytes(config, cache)
+    one, block = blocks_for(context), kv_block_bytes(config, cache)
     if cache_bytes is None:
         share = (free_memory() or 0) // 4 // block
         return max(one, min(MOST_CONTEXTS * one, share))
@@ -287,7 +285,7 @@ def pool_blocks(config: ModelConfig, cache: str, context: int, cache_bytes: int 
     return cache_bytes // block
 
 
-def block_bytes(config: ModelConfig, cache: str) -> int:
+def kv_block_bytes(config: ModelConfig, cache: str) -> int:
     """Bytes of 32 positions in all layers."""
     return 2 * half_block_bytes(cache, config.head_dim) * config.num_key_value_heads * config.num_hidden_layers
 
@@ -310,9 +308,9 @@ def _new_input(config: ModelConfig, table: int) -> StepInput:
 
 
 def _new_buffers(config: ModelConfig, shape: Shape, blocks: int, cache: str, threads: int, outputs: int) -> Buffers:
-    memory = new_arena(blocks * block_bytes(config, cache))
+    memory = new_arena(blocks * kv_block_bytes(config, cache))
     pool = Pool(
-        kind=KINDS[cache],
+        kind=CACHE_KINDS.index(cache),
         bytes=memory,
         floats=memory.view(np.float32),
         layers=config.num_hidden_layers,

@@ -23,8 +23,7 @@ from math import prod
 
 from qkv.errors import ParameterError
 from qkv.kernels.formats import ROWS, packed_bytes
-from qkv.kernels.kvcache import BLOCK, half_block_bytes
-from qkv.model.compiled import STEP_TOKENS
+from qkv.kernels.sizes import BLOCK, STEP_TOKENS, half_block_bytes
 from qkv.model.config import ModelConfig
 
 Weights = str | Mapping[str, str]
@@ -99,7 +98,7 @@ def prefill_cost(
     """The cost of `batch` prompts of `tokens` tokens each, nothing cached before, up to their first new token.
 
     weights: a format of `kernels.formats.FORMATS` for all matrices, or each matrix's format by its Hugging Face name.
-    cache: a kind of `kernels.kvcache.KINDS`. Raises ParameterError.
+    cache: a kind of `kernels.sizes.CACHE_KINDS`. Raises ParameterError.
     """
     _check(tokens, batch)
     rows = batch * tokens

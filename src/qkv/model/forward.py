@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from qkv.kernels.argmax import survey
 from qkv.kernels.attention import CHUNK, History, attend_part, attend_tile, join_parts, state_size
 from qkv.kernels.formats import dequantize_row
-from qkv.kernels.kvcache import BLOCK, ask_for_keys, keys_offset, write_key, write_value
+from qkv.kernels.kvcache import ask_for_keys, keys_offset, write_key, write_value
 from qkv.kernels.matmul import Inputs, Outputs, matmul_for, quantize_groups, weights_at
 from qkv.kernels.pointwise import add_row, copy_row, rms_norm_row, rope_row, swiglu_row
+from qkv.kernels.sizes import BLOCK
 from qkv.runtime.jit import kernel
 from qkv.runtime.spmd import barrier, claim, first_share
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from qkv.errors import QkvError
-from qkv.kernels.kvcache import BLOCK
+from qkv.kernels.sizes import BLOCK
 
 
 class CacheFullError(QkvError):
