@@ -9,6 +9,7 @@ from qkv.kernels.attention import CHUNK, History, attend_part, attend_tile, join
 from qkv.kernels.kvcache import Pool, keys_offset, write_key, write_value
 from qkv.kernels.sizes import BLOCK, CACHE_KINDS, half_block_bytes
 from qkv.model.attention import attention
+from qkv.model.compiled import TILE_TOKENS
 from qkv.runtime.jit import kernel
 
 LAYERS, LAYER, KV_HEADS, KV_HEAD = 2, 1, 2, 1
@@ -116,7 +117,7 @@ def test_every_length_against_the_definition(T):
 def test_tiles_parts_and_single_rows_have_the_same_bits(kind):
     sequence = Sequence(kind, 1100, 64, 3)
     single = np.concatenate([sequence.tile(t, 1) for t in range(1100)])
-    for size in (2, 7, 8):
+    for size in (2, 7, 8, TILE_TOKENS):
         tiles = [sequence.tile(t, min(size, 1100 - t)) for t in range(0, 1100, size)]
         assert np.array_equal(np.concatenate(tiles), single)
     for t in (0, 1, 31, 32, 510, 511, 512, 513, 1023, 1024, 1099):

@@ -35,7 +35,7 @@ from qkv.engine.speculation import Lookup
 from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import ContextLengthError, ParameterError, QkvError, QueueFullError, RequestCancelledError
 from qkv.kernels.sizes import BLOCK
-from qkv.model.paged import BlockPool, CacheFullError, Chunk, StepAbortedError
+from qkv.model.paged import BlockPool, CacheFullError, CacheOverflowError, Chunk, StepAbortedError
 
 MAX_QUEUE = 1024
 
@@ -53,7 +53,7 @@ class Model(Protocol):
         """Run the chunks, whose caches have the blocks they need and grow by them; rows of logits, in their order.
 
         Without `copy` the rows are overwritten by the next step. If it raises, the caches are as they were;
-        `StepAbortedError` means that it may be run again.
+        `StepAbortedError` means that it may be run again, `CacheOverflowError` without the chunks it names.
         """
 
     def likeliest(self) -> NDArray[np.int64]:
@@ -254,6 +254,9 @@ class Engine:
             logits = self.model.step([work.chunk for work in plan], copy=False)
         except StepAbortedError:
             return  # for a cancel or a close, which the mail tells of
+        except CacheOverflowError as error:
+            self._fail_overflowed([plan[i] for i in error.chunks], error)
+            return  # the others run again
         except Exception as error:
             self._fail_step(plan, error)
             return
@@ -267,6 +270,14 @@ class Engine:
             first, row = row, row + (1 if outputs == "last" else len(ids) if outputs == "all" else 0)
             if work.generation in self._handle_of:  # another of its request's answers may have failed just now
                 self._go_on(work, logits[first:row], likeliest[first:row])
+
+    def _fail_overflowed(self, works: list[Work], error: CacheOverflowError) -> None:
+        """End those whose keys or values do not fit the cache. Drafts may be why, so these first go on without."""
+        for work in works:
+            if work.drafts:
+                work.generation.lookup = None
+        if certain := [work for work in works if not work.drafts]:
+            self._fail_step(certain, error)
 
     def _fail_step(self, plan: list[Work], error: Exception) -> None:
         """End those whose step it was; if there was none, all."""

@@ -7,9 +7,9 @@ positions for every layer and every key/value head; a sequence's block table say
     block → layer → key/value head → keys  [head_dim, 32]   lanes are positions: no sum runs across a vector
                                      values [32, head_dim]
 
-`f32` keeps numbers as they are, `f16` rounds them (clamped to ±65504), `int8` keeps 8 bits and a float32 scale for each
-position and 32 dimensions, as activations are quantized. What is read is float32, one block at a time, and what was
-never written is never used: attention masks it.
+`f32` keeps numbers as they are, and `f16` rounds them; a step reports those beyond ±65504, which `f16` cannot hold.
+`int8` keeps 8 bits and a float32 scale for each position and 32 dimensions, as activations are quantized. What is read
+is float32, one block at a time. What was never written is never used: attention masks it.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ from qkv.runtime.jit import kernel
 KV_F32, KV_F16, KV_INT8 = range(len(CACHE_KINDS))
 
 SMALLEST_NORMAL = np.float32(2.0**-126)
+LARGEST_HALF = np.float32(65504)
 NUMBER_BYTES = {KV_F32: 4, KV_F16: 2, KV_INT8: 1}
 
 
@@ -105,40 +106,49 @@ def ask_for_keys(pool, at):
 
 @kernel
 def write_key(pool, at, slot, k, k_at):
-    """Store k[k_at : k_at + d] as position `slot` (0…31) of the block whose keys begin at byte `at`."""
+    """Store k[k_at : k_at + d] as position `slot` (0…31) of the block whose keys begin at byte `at`.
+
+    Returns the largest magnitude, as `write_value` does: of an f16 cache only, since the others hold every number.
+    """
     d = pool.head_dim
+    largest = splat(np.float32(0))
     if pool.kind == KV_INT8:
         for g in range(d // GROUP):
             scale = group_scale(k, k_at + g * GROUP)
             pool.floats[(at + BLOCK * d) // 4 + g * BLOCK + slot] = scale
             for i in range(g * GROUP, (g + 1) * GROUP, 8):
                 store_every(pool.bytes, at + i * BLOCK + slot, BLOCK, quantized(k, k_at + i, scale))
-        return
+        return np.float32(0)
     for i in range(0, d, 8):
         values = load(f32x8, k, k_at + i)
         if pool.kind == KV_F32:
             store_every(pool.bytes, at + (i * BLOCK + slot) * 4, BLOCK * 4, values)
         else:
             store_every(pool.bytes, at + (i * BLOCK + slot) * 2, BLOCK * 2, float_to_half(values))
+            largest = maximum(absolute(values), largest)
+    return max_lanes(largest)
 
 
 @kernel
 def write_value(pool, at, slot, v, v_at):
-    """Store v[v_at : v_at + d] as position `slot` of the block whose values begin at byte `at`."""
+    """Store v[v_at : v_at + d] as position `slot` of the block whose values begin at byte `at`: see `write_key`."""
     d = pool.head_dim
+    largest = splat(np.float32(0))
     if pool.kind == KV_INT8:
         for g in range(d // GROUP):
             scale = group_scale(v, v_at + g * GROUP)
             pool.floats[(at + BLOCK * d) // 4 + slot * (d // GROUP) + g] = scale
             for i in range(g * GROUP, (g + 1) * GROUP, 8):
                 store(pool.bytes, at + slot * d + i, quantized(v, v_at + i, scale))
-        return
+        return np.float32(0)
     for i in range(0, d, 8):
         values = load(f32x8, v, v_at + i)
         if pool.kind == KV_F32:
             store(pool.bytes, at + (slot * d + i) * 4, values)
         else:
             store(pool.bytes, at + (slot * d + i) * 2, float_to_half(values))
+            largest = maximum(absolute(values), largest)
+    return max_lanes(largest)
 
 
 @kernel

@@ -27,7 +27,7 @@ from qkv.model import forward
 from qkv.model.config import ModelConfig
 from qkv.model.forward import Buffers, Shape, StepInput, Weights, step_for
 from qkv.model.layers import LAYER, layer_records, padded_row
-from qkv.model.paged import BlockPool, Chunk, PagedCache, StepAbortedError, blocks_for
+from qkv.model.paged import BlockPool, CacheOverflowError, Chunk, PagedCache, StepAbortedError, blocks_for
 from qkv.progress import Progress, silent
 from qkv.runtime.memory import free_memory
 from qkv.runtime.team import Program, StepCancelledError, team
@@ -113,7 +113,8 @@ class CompiledDecoder:
 
         The chunks are of different sequences. `tap_layer` is the layer whose q, k and v `tapped` gives afterwards,
         -1 for none. Without `copy` the next step overwrites the logits. If it raises, the sequences are as long as they
-        were. Raises QkvError after `close`, and StepAbortedError in a step that `close` or `abort` found running.
+        were. Raises QkvError after `close`, StepAbortedError in a step that `close` or `abort` found running, and
+        CacheOverflowError for keys or values that an f16 cache cannot hold.
         """
         with self._one_step:
             if self._closed:
@@ -125,10 +126,19 @@ class CompiledDecoder:
             except StepCancelledError:
                 reason = "the model was closed while it was computing" if self._closed else "the step was broken off"
                 raise StepAbortedError(reason) from None
+            overflowed = self._overflowed(chunks)
+            if overflowed:
+                raise CacheOverflowError(overflowed)
             for chunk in chunks:
                 chunk.cache.length += len(chunk.ids)
             logits = self._buffers.logits[: rows * self.config.vocab_size].reshape(rows, self.config.vocab_size)
             return logits.copy() if copy else logits
+
+    def _overflowed(self, chunks: Sequence[Chunk]) -> list[int]:
+        """Which chunks of the last step have keys or values that are too large for the cache."""
+        ends = np.cumsum([0, *(len(chunk.ids) for chunk in chunks)]).tolist()
+        marks = self._buffers.too_large
+        return [i for i in range(len(chunks)) if marks[ends[i] : ends[i + 1]].any()]
 
     def likeliest(self) -> NDArray[np.int64]:
         """The id of the largest logit of each of the last step's rows, the lowest of equals; -1: one is not finite."""
@@ -336,6 +346,7 @@ def _new_buffers(config: ModelConfig, shape: Shape, blocks: int, cache: str, thr
     }
     return Buffers(
         pool=pool,
+        too_large=np.zeros(STEP_TOKENS, np.int64),
         xq=np.zeros(STEP_TOKENS * widest, np.int8),
         places=np.zeros(outputs * forward.SEGMENTS, np.int64),
         xinfo=np.zeros(INFO * STEP_TOKENS * widest // 32, np.int32),

@@ -17,12 +17,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from qkv.kernels.argmax import survey
 from qkv.kernels.attention import CHUNK, History, attend_part, attend_tile, join_parts, state_size
 from qkv.kernels.formats import dequantize_row
-from qkv.kernels.kvcache import ask_for_keys, keys_offset, write_key, write_value
+from qkv.kernels.kvcache import LARGEST_HALF, ask_for_keys, keys_offset, write_key, write_value
 from qkv.kernels.matmul import Inputs, Outputs, matmul_for, quantize_groups, weights_at
 from qkv.kernels.pointwise import add_row, copy_row, rms_norm_row, rope_row, swiglu_row
 from qkv.kernels.sizes import BLOCK
@@ -34,6 +35,8 @@ Array = NDArray[Any]
 # What `StepInput.command` holds: the numbers of tokens, tiles, parts and rows of logits, and the tapped layer or -1.
 TOKENS, TILES, PARTS, OUTPUTS, TAP_LAYER = range(5)
 COMMANDS = 5
+
+INFINITY, NOT_A_NUMBER = np.float32(np.inf), np.float32(np.nan)
 
 ROW_BLOCKS = 16  # blocks of 8 rows that a thread claims at a time
 SEGMENTS = 8  # parts of a row of logits that threads survey by themselves
@@ -98,6 +101,7 @@ class Buffers(NamedTuple):
     xinfo: Array  # int32: its group sums and outliers
     parts: Array  # float32 [parts, heads, state_size]
     scratch: Array  # float32 [threads, scratch_row]
+    too_large: Array  # int64 [tokens]: 1 where a key or value is finite, but too large for an f16 cache
     logits: Array  # float32 [outputs, vocab]
     largest: Array  # float32 [outputs, SEGMENTS]: the largest of each part of a row of logits, or not a number
     places: Array  # int64 [outputs, SEGMENTS]: and where in the part
@@ -132,11 +136,12 @@ class Linear(NamedTuple):
 
 @kernel
 def embed(s):
-    """x = the tokens' rows of the table."""
+    """x = the tokens' rows of the table; no number is too large yet."""
     table = s.weights.matrices[len(s.weights.matrices) - 2]
     t = claim(s.sync, 0, 1)
     while t < s.input.command[TOKENS]:
         dequantize_row(s.weights.arena, table, s.input.ids[t], s.buffers.x, t * s.shape.hidden_row)
+        s.buffers.too_large[t] = 0
         t = claim(s.sync, 0, 1)
     barrier(s.sync, s.n)
 
@@ -189,10 +194,21 @@ def rotate_and_cache(s, layer):
                 prepare_head(s, layer, t, h, layer.q_norm)
             prepare_head(s, layer, t, k, layer.k_norm)
             add_bias(s, layer, t, v)
-            write_key(pool, keys, slot, s.buffers.qkv, head_at(s.shape, t, k))
-            write_value(pool, keys + pool.half, slot, s.buffers.qkv, head_at(s.shape, t, v))
+            largest_k = write_key(pool, keys, slot, s.buffers.qkv, head_at(s.shape, t, k))
+            largest_v = write_value(pool, keys + pool.half, slot, s.buffers.qkv, head_at(s.shape, t, v))
+            note_largest(s, t, max(largest_k, largest_v))
         item = claim(s.sync, 0, 1)
     barrier(s.sync, s.n)
+
+
+@kernel
+def note_largest(s, t, largest):
+    """Mark token t if a number is too large for an f16 cache, which has clamped it."""
+    if largest > LARGEST_HALF:
+        if largest == INFINITY:  # damage, which has to reach the logits
+            s.buffers.x[t * s.shape.hidden_row] = NOT_A_NUMBER
+        else:
+            s.buffers.too_large[t] = 1
 
 
 @kernel

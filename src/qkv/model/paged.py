@@ -23,6 +23,20 @@ class StepAbortedError(QkvError):
     """The step was broken off. The sequences are as they were before it."""
 
 
+class CacheOverflowError(QkvError):
+    """Keys or values of some chunks are too large for an f16 cache. All sequences are as they were before the step.
+
+    chunks: which, counted in the order of the step's. A step without these is computed as if they had not been there.
+    """
+
+    def __init__(self, chunks: Sequence[int]) -> None:
+        super().__init__(
+            "keys or values of this text are beyond 65,504, which is too large for an f16 cache; "
+            'load the model with cache="f32" or cache="int8"'
+        )
+        self.chunks = tuple(chunks)
+
+
 @dataclass(eq=False)
 class PagedCache:
     """One sequence's part of the cache: its blocks of 32 positions in order, and how many positions are complete."""
