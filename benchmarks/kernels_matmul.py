@@ -17,6 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from qkv.kernels import formats, packing, simd
+from qkv.kernels.isa import ISA, MODE
 from qkv.kernels.matmul import Inputs, Outputs, matmul_for, quantize_groups
 from qkv.kernels.panels import panel_size
 from qkv.kernels.simd import i32x8, load
@@ -111,8 +112,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", choices=formats.FORMATS, default=["int4", "int8", "bf16"])
     options = parser.parse_args()
     bandwidth = read_bandwidth(options.threads)
-    path = "VNNI" if simd.HAS_VNNI else "AVX2" if simd.HAS_AVX2 else "portable"
-    print(f"{options.threads} threads, {path}, mode {simd.MODE}; a plain read loop gets {bandwidth:.1f} GB/s\n")
+    print(f"{options.threads} threads, {ISA.name}, mode {MODE}; a plain read loop gets {bandwidth:.1f} GB/s\n")
     print(f"{'format':7}{'case':28}{'µs':>10}{'GB/s':>8}{'of read':>9}{'G weights/s':>13}{'GOPS':>8}")
     results = []
     for fmt in options.formats:
@@ -126,7 +126,7 @@ def main() -> None:
             )
             results.append({"format": fmt, "case": case, "rows": rows, "columns": columns, "tokens": tokens, **got})
     print()
-    summary = {"benchmark": "kernels_matmul", "threads": options.threads, "path": path, "read_gb_s": bandwidth}
+    summary = {"benchmark": "kernels_matmul", "threads": options.threads, "path": ISA.name, "read_gb_s": bandwidth}
     print(json.dumps({**summary, "results": [{k: _short(v) for k, v in each.items()} for each in results]}))
 
 

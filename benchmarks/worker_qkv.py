@@ -14,8 +14,8 @@ import qkv
 from benchmarks.worker import serve
 from qkv.engine.engine import Engine
 from qkv.engine.params import SamplingParams
-from qkv.kernels import simd
 from qkv.kernels.formats import format_name, packed_bytes
+from qkv.kernels.isa import ISA
 from qkv.measure.speed import BATCH_DEPTH, Bursts, Point
 from qkv.model.compiled import CompiledDecoder, compile_kernels
 from qkv.weights.checkpoint import open_checkpoint
@@ -28,8 +28,7 @@ class Qkv:
     """A decoder for each kind of cache, made when it is first needed, over the same weights."""
 
     def describe(self) -> dict[str, Any]:
-        path = "VNNI" if simd.HAS_VNNI else "AVX2" if simd.HAS_AVX2 else "portable"
-        return {"version": qkv.__version__, "variants": {cache: cache for cache in CACHES}, "build": path}
+        return {"version": qkv.__version__, "variants": {cache: cache for cache in CACHES}, "build": ISA.name}
 
     def open(self, model: str, threads: int, points: list[str]) -> dict[str, Any]:
         checkpoint = open_checkpoint(Path(model))

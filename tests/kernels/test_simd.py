@@ -11,9 +11,13 @@ from pathlib import Path
 import numba
 import numpy as np
 import pytest
+from numba import types
 
-from qkv.kernels import simd
-from qkv.kernels.simd import f32x8, i8x8, i8x32, i16x16, load, spread, store, u8x32, u16x8
+from qkv.errors import ParameterError
+from qkv.kernels import isa, simd
+from qkv.kernels.isa import ISA
+from qkv.kernels.memory import operation
+from qkv.kernels.simd import f32x8, i8x8, i8x32, i16x16, i32x8, load, spread, store, u8x32, u16x8
 
 # Not `qkv.runtime.jit.kernel`: a cached test kernel would not notice that simd.py has changed.
 compiled = numba.njit(nogil=True, error_model="numpy")
@@ -79,20 +83,43 @@ def test_fma_rounds_once():
     assert (out[4] == 2.0**-24).all()  # a·a rounds to 1 + 2^-11 in float32: two roundings would give 0
 
 
+# What matrix products are made of, for kernels.
+multiply_add_bytes = operation(i16x16, u8x32, i8x32)(ISA.multiply_add_bytes)
+multiply_add_shorts = operation(i32x8, i16x16, i16x16)(ISA.multiply_add_shorts)
+dot_shorts = operation(i32x8, i32x8, i16x16, i16x16)(ISA.dot_shorts)
+add_pairs = operation(i32x8, i16x16)(ISA.add_pairs)
+with_sign_of = operation(i8x32, i8x32, i8x32)(ISA.with_sign_of)
+
+
+@operation(u8x32, u8x32)
+def low_nibbles(a):
+    return a & 15
+
+
+@operation(i32x8, i32x8, i8x32, i8x32)
+def dot_int8(total, w, x):
+    """total + w·x over fours of signed bytes, as `ISA` wants it done."""
+    sums = ISA.add_pairs(ISA.multiply_add_bytes(x.bits(types.uint8).like(1), x))
+    start = total - sums * ISA.int8_offset
+    weights = ISA.int8_weights(w)
+    return ISA.end_dot(ISA.add_dot(ISA.start_dot(True, start), weights, x), start)
+
+
 @compiled
-def integer_operations(u, s, t, out16, out32):
+def integer_operations(u, s, t, out16, out32, signs):
     for i in range(0, u.size, 32):
         x, y, z = load(u8x32, u, i), load(i8x32, s, i), load(i8x32, t, i)
-        sums = simd.multiply_add_bytes(simd.absolute_bytes(y), simd.with_sign_of(z, y))
-        store(out16, i // 2, simd.multiply_add_bytes(x, z))
-        store(out16, i // 2 + u.size // 2, sums)
-        store(out16, i // 2 + u.size, simd.multiply_add_bytes(simd.low_nibbles(x), spread(i8x32, t, i)))
-        store(out16, i // 2 + u.size // 2 * 3, simd.multiply_add_bytes(simd.high_nibbles(x), z))
-        pairs = simd.multiply_add_shorts(load(i16x16, out16, i // 2), sums)
-        total = simd.sum_lanes_i32(simd.add_pairs(sums))
+        sums = multiply_add_bytes(x, z)
+        store(out16, i // 2, sums)
+        store(out16, i // 2 + u.size // 2, multiply_add_bytes(low_nibbles(x), spread(i8x32, t, i)))
+        store(signs, i, with_sign_of(z, y))
+        pairs = multiply_add_shorts(sums, load(i16x16, out16, i // 2 + u.size // 2))
+        total = simd.splat_i32(simd.sum_lanes_i32(add_pairs(sums)))
         store(out32, i // 4, pairs)
-        store(out32, i // 4 + u.size // 4, simd.add(simd.lane_numbers(), simd.splat_i32(total)))
-        store(out32, i // 4 + u.size // 2, simd.dot_bytes(simd.splat_i32(total), x, z))
+        store(out32, i // 4 + u.size // 4, simd.add(simd.lane_numbers(), total))
+        store(out32, i // 4 + u.size // 2, simd.dot_nibbles(total, low_nibbles(x), z))
+        store(out32, i // 4 + u.size // 4 * 3, dot_int8(total, y, z))
+        store(out32, i // 4 + u.size, dot_shorts(total, sums, sums))
 
 
 def products(a, b):
@@ -110,18 +137,20 @@ def integer_data():
 
 def test_integer_operations_are_those_of_numpy():
     u, s, t = integer_data()
-    out16, out32 = np.zeros((4, 256), np.int16), np.zeros((3, 128), np.int32)
-    integer_operations(u, s, t, out16.reshape(-1), out32.reshape(-1))
+    out16, out32, signs = np.zeros((2, 256), np.int16), np.zeros((5, 128), np.int32), np.zeros(512, np.int8)
+    integer_operations(u, s, t, out16.reshape(-1), out32.reshape(-1), signs)
     np.testing.assert_array_equal(out16[0], products(u, t))
-    np.testing.assert_array_equal(out16[1], products(s, t))
     four = np.tile(t.reshape(-1, 32)[:, :4], 8).reshape(-1)
-    np.testing.assert_array_equal(out16[2], products(u & 15, four))
-    np.testing.assert_array_equal(out16[3], products(u >> 4, t))
+    np.testing.assert_array_equal(out16[1], products(u & 15, four))
+    np.testing.assert_array_equal(signs, t * np.sign(s))
     np.testing.assert_array_equal(out32[0], (out16[0].astype(np.int64) * out16[1]).reshape(-1, 2).sum(1))
-    dots = (s.astype(np.int64) * t).reshape(-1, 32).sum(1)
-    np.testing.assert_array_equal(out32[1].reshape(-1, 8), dots[:, None] + np.arange(8))
-    fours = (u.astype(np.int64) * t).reshape(-1, 8, 4).sum(2)
-    np.testing.assert_array_equal(out32[2].reshape(-1, 8), dots[:, None] + fours)
+    total = out16[0].astype(np.int64).reshape(-1, 16).sum(1)[:, None]
+    np.testing.assert_array_equal(out32[1].reshape(-1, 8), total + np.arange(8))
+    for k, weights in ((2, u & 15), (3, s)):
+        fours = (weights.astype(np.int64) * t).reshape(-1, 8, 4).sum(2)
+        np.testing.assert_array_equal(out32[k].reshape(-1, 8), total + fours)
+    squares = (out16[0].astype(np.int64) ** 2).reshape(-1, 8, 2).sum(2)
+    np.testing.assert_array_equal(out32[4].reshape(-1, 8), (total + squares).astype(np.int32))
 
 
 @compiled
@@ -238,9 +267,9 @@ def digest() -> str:
     a[:8] = 0, -0.0, np.inf, -np.inf, np.nan, 1e-42, 3e38, -3e38
     out = np.zeros((12, 4096), np.float32)
     float_operations(a, b, c, out.reshape(-1))
-    out16, out32 = np.zeros(1024, np.int16), np.zeros(384, np.int32)
-    integer_operations(*integer_data(), out16, out32)
-    for array in (out, out16, out32, *run_conversions()):
+    out16, out32, signs = np.zeros(512, np.int16), np.zeros(640, np.int32), np.zeros(512, np.int8)
+    integer_operations(*integer_data(), out16, out32, signs)
+    for array in (out, out16, out32, signs, *run_conversions()):
         everything.update(array.tobytes())
     return everything.hexdigest()
 
@@ -271,14 +300,43 @@ def test_every_mode_gives_the_same_bits(mode):
 
 
 def test_a_generic_processor_gets_the_portable_form():
-    result = python("from qkv.kernels import simd; print(simd.HAS_AVX2, simd.HAS_F16C)", **MODES["generic processor"])
-    assert result.stdout.split() == ["False", "False"], result.stderr
+    result = python("from qkv.kernels.isa import ISA; print(ISA.name)", **MODES["generic processor"])
+    assert result.stdout.split() == ["portable"], result.stderr
+
+
+def test_every_processor_gets_the_best_of_its_instruction_sets():
+    """By its features, as LLVM names them; one that lacks part of what a set needs gets the next."""
+    wide, base = "+avx512f,+avx512bw,+avx512dq,+avx512vl", "+avx,+avx2,+fma,+f16c"
+    cases = {
+        f"{base},{wide},+avx512vnni": "vnni512",
+        f"{base},+avx512vnni,+avx512vl": "vnni",
+        f"{base},+avxvnni": "vnni",
+        f"{base},+avx512vnni,{wide.replace('+avx512vl', '-avx512vl')}": "avx2",
+        f"{base},{wide}": "avx512",
+        base: "avx2",
+        "+avx,+avx2": "portable",
+        "+sse4.2,+avx512f": "portable",
+    }
+    for spelled, name in cases.items():
+        features = frozenset(word[1:] for word in spelled.split(",") if word.startswith("+"))
+        assert isa.chosen_set("auto", features).name == name, spelled
+        assert isa.chosen_set("portable", features).name == "portable"
+        if "+f16c" in spelled:
+            assert isa.chosen_set("avx2", features).name == "avx2"
+        else:
+            with pytest.raises(ParameterError, match=r"^QKV_SIMD: this processor has no avx2; choose auto, portable"):
+                isa.chosen_set("avx2", features)
 
 
 def test_checked_mode_counts_what_leaves_an_array():
     code = """
 import numpy as np, test_simd
-from qkv.kernels import simd
+from numba import types
+
+from qkv.errors import ParameterError
+from qkv.kernels import isa, simd
+from qkv.kernels.isa import ISA
+from qkv.kernels.memory import operation
 a, out = np.arange(1, 25, dtype=np.float32), np.zeros(24, np.float32)
 test_simd.out_of_bounds(a, out)
 print(simd.faults(), simd.faults(), *out)
@@ -294,4 +352,6 @@ print(simd.faults(), simd.faults(), *out)
 def test_an_unknown_mode_is_refused_in_one_line():
     result = python("import qkv.kernels.simd", QKV_SIMD="fast")
     assert result.returncode != 0
-    assert "QKV_SIMD: unknown mode 'fast'; choose one of auto, portable, checked" in result.stderr.splitlines()[-1]
+    assert (
+        "QKV_SIMD: unknown mode 'fast'; choose one of auto, avx2, portable, checked" in result.stderr.splitlines()[-1]
+    )

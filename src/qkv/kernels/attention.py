@@ -44,10 +44,10 @@ from qkv.kernels.simd import (
     store,
     subtract,
     sum_lanes,
+    zeros,
 )
 from qkv.kernels.sizes import BLOCK, GROUP
 from qkv.kernels.sums import WIDE_ROWS, add_term, load_sums, store_sums
-from qkv.kernels.tiles import zeros
 from qkv.runtime.jit import kernel
 
 CHUNK_BLOCKS = 16

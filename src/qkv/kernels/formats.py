@@ -29,12 +29,13 @@ import sys
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba.core import types
 from numpy.typing import NDArray
 
 from qkv.errors import ParameterError
-from qkv.kernels.simd import any_intrinsic, bf16_to_float, f32x8, first_lane, half_to_float, literal, spread, u16x8
+from qkv.kernels.memory import emitted
+from qkv.kernels.simd import bf16_to_float, f32x8, first_lane, half_to_float, spread, u16x8
+from qkv.kernels.values import Value, constant
 from qkv.runtime.jit import inlined, kernel
 
 GROUP = 32
@@ -45,14 +46,14 @@ F32, BF16, INT8, INT4, INT4M = range(5)
 FORMATS = {"f32": F32, "bf16": BF16, "int8": INT8, "int4": INT4, "int4m": INT4M}
 QUANT_BYTES = {F32: 4 * GROUP * ROWS, BF16: 2 * GROUP * ROWS, INT8: GROUP * ROWS, INT4: 128, INT4M: 128}
 """Of one group of 8 rows."""
-_SCALE_BYTES = 2 * ROWS
+SCALE_BYTES = 2 * ROWS
+"""Of one group of 8 rows: float16."""
 
 
-@any_intrinsic
-def quant_bytes(typing: Any, fmt: Any) -> Any:
+@emitted(lambda: types.intp)
+def quant_bytes(fmt: int) -> Value:
     """QUANT_BYTES of a format that is known at compile time."""
-    size = QUANT_BYTES.get(literal(fmt))  # type: ignore[arg-type]
-    return None if size is None else (types.intp(fmt), lambda *_: ir.IntType(64)(size))
+    return constant(types.intp, QUANT_BYTES[fmt])
 
 
 # rows and columns as the model has them; blocks = ⌈rows/8⌉, groups = ⌈columns/32⌉; the rest are byte offsets in the
@@ -74,7 +75,7 @@ def _segments(fmt: str, rows: int, columns: int) -> tuple[int, int, int]:
         raise ParameterError(f"shape: a weight matrix needs rows and columns, got {rows} × {columns}")
     kind = FORMATS[fmt]
     tiles = -(-rows // ROWS) * -(-columns // GROUP)
-    scales = tiles * _SCALE_BYTES
+    scales = tiles * SCALE_BYTES
     return tiles * QUANT_BYTES[kind], scales if kind >= INT8 else 0, scales if kind == INT4M else 0
 
 

@@ -18,23 +18,15 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
-from numba.core import types
+from numba.core.types import float32
 
+from qkv.kernels.isa import ISA
+from qkv.kernels.memory import Index, Memory, emitted
 from qkv.kernels.simd import (
-    Vector,
     absolute,
-    any_intrinsic,
-    emit_load,
-    emit_spread,
-    emit_store,
     f32x8,
     f32x16,
     float_to_half,
-    half_to_float,
-    i8x16,
-    is_flat,
-    literal,
     load,
     max_lanes,
     maximum,
@@ -43,13 +35,12 @@ from qkv.kernels.simd import (
     narrow,
     prefetch,
     round_to_int,
-    shuffle,
     splat,
     splat_i32,
     store,
-    u16x16,
 )
 from qkv.kernels.sizes import BLOCK, CACHE_KINDS, GROUP
+from qkv.kernels.values import Value, i8x16, u16x16
 from qkv.runtime.jit import kernel
 
 KV_F32, KV_F16, KV_INT8 = range(len(CACHE_KINDS))
@@ -80,20 +71,11 @@ def keys_offset(pool, block, layer, head):
 # ------------------------------------------------------------------------------------------ writing one position
 
 
-@any_intrinsic
-def store_every(typing: Any, array: Any, index: Any, step: Any, vector: Any) -> Any:
+@emitted()
+def store_every(array: Memory, index: Index, step: Index, vector: Value) -> None:
     """`store_every(array, i, step, vector)`: write the lanes apart, lane l at array[i + l·step], as a column."""
-    if not is_flat(array) or not isinstance(vector, Vector):
-        return None
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        value, index, step, lanes = values
-        for lane in range(vector.lanes):
-            at = builder.add(index, builder.mul(step, ir.IntType(64)(lane)))
-            emit_store(context, builder, array, value, at, shuffle(builder, lanes, [lane]))
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, types.intp, vector), codegen
+    for lane in range(vector.lanes):
+        array.store(index + step * lane, vector.lane(lane))
 
 
 @kernel
@@ -173,35 +155,18 @@ def quantized(x, at, scale):
 _LOADED = {KV_F32: f32x16, KV_F16: u16x16, KV_INT8: i8x16}
 
 
-def emit_read(context: Any, builder: Any, kind: int, shared: int, arrays: Any, values: Any) -> Any:
-    """16 numbers of `kind` as float32; arrays and values are (numbers, scales) and (…, at, …, scales_at).
+@emitted(lambda: f32x16)
+def read(kind: int, shared: int, numbers: Memory, at: Index, scales: Memory, scales_at: Index) -> Value:
+    """16 numbers of `kind` from numbers[at] on, as float32.
 
     An int8 number counts times its scale: all 16 share the one at scales_at, or else each has its own from there on.
     """
-    (numbers, scales), (data, at, scales_data, scales_at) = arrays, values
-    raw = emit_load(context, builder, numbers, data, at, _LOADED[kind].llvm, _LOADED[kind].bytes)
+    raw = numbers.load(_LOADED[kind], at)
     if kind == KV_F32:
         return raw
     if kind == KV_F16:
-        return half_to_float.emit(builder, raw)
-    if shared:
-        scale = emit_spread(context, builder, f32x16, scales, scales_data, scales_at)
-    else:
-        scale = emit_load(context, builder, scales, scales_data, scales_at, f32x16.llvm, f32x16.bytes)
-    return builder.fmul(builder.sitofp(raw, f32x16.llvm), scale)
-
-
-@any_intrinsic
-def read(typing: Any, kind: Any, shared: Any, numbers: Any, at: Any, scales: Any, scales_at: Any) -> Any:
-    """`emit_read` for kernels: 16 numbers from numbers[at] on."""
-    number, one_scale = literal(kind), literal(shared)
-    if number not in _LOADED or one_scale is None or not is_flat(numbers) or not is_flat(scales):
-        return None
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return emit_read(context, builder, number, one_scale, (numbers, scales), values[2:])
-
-    return f32x16(kind, shared, numbers, types.intp, scales, types.intp), codegen
+        return ISA.half_to_float(raw)
+    return raw.to(float32) * (scales.spread(f32x16, scales_at) if shared else scales.load(f32x16, scales_at))
 
 
 @cache

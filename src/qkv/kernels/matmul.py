@@ -25,10 +25,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.kernels import simd
-from qkv.kernels.formats import BF16, F32, FORMATS, GROUP, INT4, INT4M, INT8, ROWS, quant_bytes
+from qkv.kernels.formats import BF16, F32, FORMATS, GROUP, INT4, INT4M, INT8, ROWS, SCALE_BYTES, quant_bytes
+from qkv.kernels.isa import ISA
 from qkv.kernels.panels import FEW_TOKENS, panel_product
-from qkv.kernels.simd import f32x8, load, store
-from qkv.kernels.tiles import BIAS4, BIAS8, DENSE_STEP, INFO, OUTLIER, TOTAL, dense_step, group_step, store_tile, zeros
+from qkv.kernels.simd import f32x8, load, store, zeros
+from qkv.kernels.tiles import BIAS4, BIAS8, DENSE_STEP, INFO, OUTLIER, TOTAL, dense_step, group_step, store_tile
 from qkv.runtime.jit import inlined, kernel
 
 TOKEN_CHUNK = 64
@@ -36,7 +37,7 @@ TOKEN_CHUNK = 64
 
 # Blocks × tokens of a tile: as many independent sums as the registers hold, since each waits for its predecessor. The
 # AVX2 form of the quantized products keeps more in registers than the VNNI form.
-_BLOCKS = {F32: 2, BF16: 2} | dict.fromkeys((INT8, INT4, INT4M), 2 if simd.HAS_VNNI else 1)
+_BLOCKS = {F32: 2, BF16: 2} | dict.fromkeys((INT8, INT4, INT4M), ISA.tile_blocks)
 
 
 @kernel
@@ -214,11 +215,11 @@ def _quantized_tile(fmt: int) -> Any:
         """All groups of a tile of the size of `acc`, in index order."""
         groups, size = matrix.groups, quant_bytes(fmt)
         quants = matrix.quants + block * groups * size
-        scales = matrix.scales + block * groups * (2 * ROWS)
-        minimums = matrix.minimums + block * groups * (2 * ROWS)
+        scales = matrix.scales + block * groups * SCALE_BYTES
+        minimums = matrix.minimums + block * groups * SCALE_BYTES
         for g in range(groups):
             acc = group_step(
-                fmt, acc, arena, quants + g * size, scales + g * (2 * ROWS), minimums + g * (2 * ROWS),
+                fmt, acc, arena, quants + g * size, scales + g * SCALE_BYTES, minimums + g * SCALE_BYTES,
                 inputs.xq, inputs.xs, inputs.xinfo, token * groups + g, groups, soon + g * len(acc) * size,
             )  # fmt: skip
         at = outputs.at + token * outputs.stride + block * ROWS

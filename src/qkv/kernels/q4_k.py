@@ -12,7 +12,8 @@ from numba import types
 
 from qkv.kernels import simd
 from qkv.kernels.formats import ROWS, read_half
-from qkv.kernels.simd import Vector, constant, f32x8, i32x8, load, operation, store
+from qkv.kernels.memory import load, operation, store
+from qkv.kernels.values import Vector, f32x8, i32x8
 from qkv.runtime.jit import kernel
 
 BLOCK, BLOCK_BYTES = 256, 144
@@ -72,9 +73,9 @@ def _read_scales(source, at, lane, scales):
 
 
 @operation(i32x8, i32x8)
-def _upper_nibbles(builder, a):
+def _upper_nibbles(a):
     """The upper 4 bits of every byte, moved to the lower 4."""
-    return builder.and_(builder.lshr(a, constant(i32x8.llvm, 4)), constant(i32x8.llvm, 0x0F0F0F0F))
+    return (a >> 4) & 0x0F0F0F0F
 
 
 @kernel

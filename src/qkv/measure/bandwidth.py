@@ -16,8 +16,7 @@ import numpy as np
 
 from qkv.errors import ParameterError
 from qkv.kernels.formats import new_arena
-from qkv.kernels.simd import add, i32x8, load, splat_i32, sum_lanes_i32
-from qkv.kernels.vectors import prefetch
+from qkv.kernels.simd import add, i32x8, load, prefetch, splat_i32, sum_lanes_i32
 from qkv.progress import Progress, silent
 from qkv.runtime.jit import inlined, kernel
 from qkv.runtime.spmd import barrier, claim

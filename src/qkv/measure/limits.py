@@ -8,14 +8,11 @@ import time
 import numpy as np
 
 from qkv.kernels.simd import (
-    HAS_VNNI,
     add,
-    add_pairs,
-    dot_bytes,
+    dot_nibbles,
     fma,
     i8x32,
     load,
-    multiply_add_bytes,
     splat,
     splat_i32,
     store,
@@ -77,20 +74,12 @@ def multiply_add(tid, n, sync, rounds, sums):
 
 @inlined
 @kernel
-def dot(total, a, b):
-    """total + the sums of four products of bytes each, with the instructions that the products of weights use."""
-    if HAS_VNNI:
-        return dot_bytes(total, a, b)
-    return add(total, add_pairs(multiply_add_bytes(a, b)))
-
-
-@inlined
-@kernel
 def six_dots(a, q, codes, at):
     """Each of six sums, with the products of q and 32 bytes of its own added."""
-    a0, a1 = dot(a[0], q, load(i8x32, codes, at)), dot(a[1], q, load(i8x32, codes, at + 32))
-    a2, a3 = dot(a[2], q, load(i8x32, codes, at + 64)), dot(a[3], q, load(i8x32, codes, at + 96))
-    return a0, a1, a2, a3, dot(a[4], q, load(i8x32, codes, at + 128)), dot(a[5], q, load(i8x32, codes, at + 160))
+    a0, a1 = dot_nibbles(a[0], q, load(i8x32, codes, at)), dot_nibbles(a[1], q, load(i8x32, codes, at + 32))
+    a2, a3 = dot_nibbles(a[2], q, load(i8x32, codes, at + 64)), dot_nibbles(a[3], q, load(i8x32, codes, at + 96))
+    a4, a5 = dot_nibbles(a[4], q, load(i8x32, codes, at + 128)), dot_nibbles(a[5], q, load(i8x32, codes, at + 160))
+    return a0, a1, a2, a3, a4, a5
 
 
 @kernel
