@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
 
-.PHONY: help demo test test-all fuzz lint size bench docs clean
+.PHONY: help demo test test-all fuzz soak lint size bench docs clean
 
 help:
 	@echo "make demo      install qkv into .venv, fetch SmolLM2 (93 MB) and ask it a question"
 	@echo "make test      the light test suite (no torch), under 10 minutes"
 	@echo "make test-all  everything, with torch and transformers as oracles, under 60 minutes"
 	@echo "make fuzz      200,000 damaged model files and more; QKV_FUZZ_COUNT is the number of each kind"
+	@echo "make soak      64 clients for a minute on SmolLM2 behind the server, a third of which go away"
 	@echo "make lint      ruff and mypy"
 	@echo "make size      lines of each room of src/qkv; fails over the budget in .ci/size.py"
 	@echo "make bench     qkv beside the engines that are installed, an hour and more; BENCH='--quick --models q4_0': three minutes"
@@ -30,6 +31,9 @@ test-all: .venv/oracle
 fuzz: .venv/test
 	@$(BIN)/qkv warmup -q --weights f32
 	QKV_FUZZ_COUNT=$${QKV_FUZZ_COUNT:-26000} $(BIN)/python -m pytest tests/fuzz -n $(JOBS)
+
+soak: .venv/test
+	PYTHONPATH=tests $(BIN)/python -m server.soak
 
 lint: .venv/test
 	$(BIN)/ruff check

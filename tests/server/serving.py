@@ -23,7 +23,7 @@ class Running:
 
     def __init__(self, llm: LLM, settings: Settings) -> None:
         self.llm = llm
-        app = create_app(llm, settings)
+        self.app = app = create_app(llm, settings)
         self.service = app.state.service
         config = uvicorn.Config(app, http="h11", ws="none", log_config=None, access_log=False)
         self.server = uvicorn.Server(config)

@@ -56,7 +56,7 @@ def serve(
     QKV_API_KEY=secret qkv serve --host 0.0.0.0 --port 8080
 
     It speaks the interfaces of OpenAI (/v1/chat/completions, /v1/completions, /v1/responses) and Anthropic
-    (/v1/messages), and has a page to chat on at /. Needs the extra "server": pip install "qkv[server]".
+    (/v1/messages), and has a page to chat on at /. Needs the extra "server": pip install ".[server]".
     """
     _check_installed()
     from qkv.server.settings import Settings
@@ -167,4 +167,4 @@ def _check_installed() -> None:
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise QkvError(f'qkv serve needs {error.name}: pip install "qkv[server]"') from None
+        raise QkvError(f'qkv serve needs {error.name}: pip install ".[server]"') from None
