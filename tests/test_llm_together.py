@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from qkv import SamplingParams
-from qkv.completion import Answering, Stream
+from qkv.completion import Stream
 from qkv.errors import ContextLengthError, ParameterError, QkvError, QueueFullError
 from qkv.model.compiled import kv_block_bytes
 from tinyllm import CONFIG, GREEDY, HELLO, RANDOM, TEMPLATE, come_back, held_up, opened, write_model
@@ -144,8 +144,8 @@ def test_tool_calls_come_apart_from_the_text(folder, speculation):
         params = SamplingParams(temperature=0, stop_token_ids=[3])
         answers = {}
         for tools in (None, TOOLS):
-            job = replace(llm._chat_job(HELLO, params, None, tools, None), guide=lambda: Dictation([*ids, 3]))
-            stream = Stream(Answering(job))
+            request = replace(llm._chat_request(HELLO, params, tools=tools), guide=lambda: Dictation([*ids, 3]))
+            stream = Stream(request)
             chunks = list(stream)
             answers[tools is None] = stream.completion
             assert "".join(chunk.text for chunk in chunks) == stream.completion.text
@@ -416,7 +416,7 @@ def test_a_stream_keeps_its_model(folder):
 FORK = """
 import os, signal, sys
 from qkv import LLM, SamplingParams
-from qkv.completion import Answering, Stream
+from qkv.completion import Stream
 from qkv.errors import QkvError
 params = SamplingParams(temperature=0, max_tokens=24)
 llm = LLM(sys.argv[1], weights="f32", threads=2, context=256)

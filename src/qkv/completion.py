@@ -7,7 +7,7 @@ yet waits in a mailbox; the engine never waits for the reader.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,7 +15,7 @@ from qkv.engine.engine import Engine
 from qkv.engine.guide import Guide
 from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import SamplingParams
-from qkv.engine.request import Generation, Handle
+from qkv.engine.request import Answer, Handle
 from qkv.engine.sampling import Choice
 from qkv.errors import QkvError
 from qkv.text.answer.output import Delta, OutputPipeline
@@ -119,20 +119,20 @@ class Writer:
             self._untold.append(choice)
         return self._write(self._pipeline.push(choice.token)).stopped
 
-    def finish(self, generation: Generation, timings: Timings) -> Completion:
+    def finish(self, answer: Answer, timings: Timings) -> Completion:
         """No more tokens come: write what was held back; the whole answer."""
-        self._write(self._pipeline.finish(cut=generation.finish_reason != "stop"), last=True)
-        params = generation.params
-        assert generation.finish_reason is not None and params.seed is not None
+        self._write(self._pipeline.finish(cut=answer.finish_reason != "stop"), last=True)
+        params = answer.params
+        assert answer.finish_reason is not None and params.seed is not None
         return Completion(
             text="".join(delta.content for delta in self._deltas),
             thinking="".join(delta.thinking for delta in self._deltas),
-            token_ids=generation.token_ids,
-            finish_reason=self._pipeline.finish_reason(generation.finish_reason),
+            token_ids=answer.token_ids,
+            finish_reason=self._pipeline.finish_reason(answer.finish_reason),
             seed=params.seed,
             timings=timings,
-            logprobs=generation.choices if params.logprobs else None,
-            prompt_logprobs=generation.prompt_logprobs if params.prompt_logprobs and not self._index else None,
+            logprobs=answer.choices if params.logprobs else None,
+            prompt_logprobs=answer.prompt_logprobs if params.prompt_logprobs and not self._index else None,
             tool_calls=tuple(collect(call for delta in self._deltas for call in delta.tool_calls)),
         )
 
@@ -146,8 +146,8 @@ class Writer:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A checked request: what it takes to start it, and to make its completion."""
+class Request:
+    """A request with everything about it checked: what it takes to start it, and to make its completion."""
 
     engine: Engine
     prompt_ids: list[int]
@@ -157,74 +157,70 @@ class Job:
     guide: Callable[[], Guide] | None
     """Makes what restricts one answer."""
     decode_bytes: Callable[[int, int], float]
-    """Of a prompt's tokens and the steps after it: what these read."""
+    """Of a prompt's tokens and the steps after it: the bytes that these steps read."""
     owner: object = None
     """Kept alive until the request has ended: the model."""
 
-    def start(self, mailbox: Mailbox, *, chunks: bool) -> Running:
+    def start(self, mailbox: Mailbox, *, chunks: bool) -> Handle:
         """Queue it. The mailbox gets the handle at the end, and the chunks before if they are wanted."""
         answers = range(self.params.n)
         writers = [Writer(self.pipeline(), i, mailbox if chunks else None) for i in answers]
         guides = [] if self.guide is None else [self.guide() for _ in answers]
-        handle = self.engine.submit(self.prompt_ids, self.params, guides=guides, sinks=writers, mailbox=mailbox)
-        return Running(self, handle, writers)
+        return self.engine.submit(self.prompt_ids, self.params, guides=guides, sinks=writers, mailbox=mailbox)
 
-
-@dataclass(frozen=True)
-class Running:
-    """A job that the engine has."""
-
-    job: Job
-    handle: Handle
-    writers: list[Writer]
-
-    def completion(self) -> Completion:
-        """The answers of a request that has ended. Raises what ended it otherwise."""
-        generations = self.handle.wait()
-        first, *others = [
-            writer.finish(generation, self._timings(generation))
-            for writer, generation in zip(self.writers, generations, strict=True)
-        ]
+    def completion(self, handle: Handle) -> Completion:
+        """The answers of this request, which has ended. Raises what ended it otherwise."""
+        first, *others = [self._finished(handle, answer) for answer in handle.wait()]
         return replace(first, others=tuple(others))
 
-    def _timings(self, generation: Generation) -> Timings:
-        return Timings(
-            prompt_tokens=len(generation.prompt_ids),
-            first_token_seconds=generation.first_token - generation.started,
-            decode_steps=generation.decode_steps,
-            decode_seconds=generation.last_token - generation.first_token,
-            decode_bytes=self.job.decode_bytes(len(generation.prompt_ids), generation.decode_steps),
-            reused_tokens=generation.reused,
-            queued_seconds=generation.started - self.handle.submitted,
-            drafted_tokens=generation.drafted,
-            accepted_tokens=generation.accepted,
+    def _finished(self, handle: Handle, answer: Answer) -> Completion:
+        writer = answer.sink
+        assert isinstance(writer, Writer)
+        return writer.finish(
+            answer,
+            Timings(
+                prompt_tokens=len(answer.prompt_ids),
+                first_token_seconds=answer.first_token - answer.started,
+                decode_steps=answer.decode_steps,
+                decode_seconds=answer.last_token - answer.first_token,
+                decode_bytes=self.decode_bytes(len(answer.prompt_ids), answer.decode_steps),
+                reused_tokens=answer.reused,
+                queued_seconds=answer.started - handle.submitted,
+                drafted_tokens=answer.drafted,
+                accepted_tokens=answer.accepted,
+            ),
         )
 
 
-class Answering:
-    """A request under way: iterate, with `for` or `async for`, its chunks and at the end its completion."""
+class Stream:
+    """An answer as it is made: iterate it for `Chunk`s, with `for` or `async for`; `completion` is there afterwards.
 
-    def __init__(self, job: Job) -> None:
+    The work goes on whether it is read or not, until it ends; `close()` cancels it, and so does dropping the stream.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.prompt_tokens = len(request.prompt_ids)
+        self._request = request
         self._mailbox = Mailbox()
-        self._ready: deque[Chunk | Completion] = deque()
+        self._ready: deque[Chunk] = deque()
         self._over = False
-        self.prompt_tokens = len(job.prompt_ids)
-        self._running = job.start(self._mailbox, chunks=True)
+        self._completion: Completion | None = None
+        self._handle = request.start(self._mailbox, chunks=True)
 
-    def __iter__(self) -> Answering:
+    def __iter__(self) -> Stream:
         return self
 
-    def __next__(self) -> Chunk | Completion:
+    def __next__(self) -> Chunk:
         while not self._ready:
             if self._over:
                 raise StopIteration
             self._take(self._mailbox.get())
         return self._ready.popleft()
 
-    def __aiter__(self) -> Answering:
+    def __aiter__(self) -> Stream:
         return self
 
-    async def __anext__(self) -> Chunk | Completion:
+    async def __anext__(self) -> Chunk:
         while not self._ready:
             if self._over:
                 raise StopAsyncIteration
@@ -236,62 +232,26 @@ class Answering:
             self._ready.append(item)
         elif not self._over:
             self._over = True
-            completion = self._running.completion()  # which may write the last chunks
+            completion = self._request.completion(self._handle)  # which may write the last chunks
             while (chunk := self._mailbox.get_nowait()) is not None:
                 self._ready.append(chunk)
-            self._ready.append(completion)
-
-    def close(self) -> None:
-        """Cancel, if it has not ended."""
-        self._over = True
-        self._ready.clear()
-        self._running.handle.cancel()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_running"):  # its start may have failed
-            self._running.handle.cancel(at_once=False)
-
-
-class Stream:
-    """An answer as it is made: iterate it for `Chunk`s, with `for` or `async for`; `completion` is there afterwards.
-
-    The work goes on whether it is read or not, until it ends; `close()` cancels it, and so does dropping the stream.
-    """
-
-    def __init__(self, chunks: Iterator[Chunk | Completion]) -> None:
-        self._chunks = chunks
-        self._completion: Completion | None = None
-
-    def __iter__(self) -> Iterator[Chunk]:
-        for item in self._chunks:
-            if isinstance(item, Completion):
-                self._completion = item
-            else:
-                yield item
-
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        assert isinstance(self._chunks, Answering)
-        async for item in self._chunks:
-            if isinstance(item, Completion):
-                self._completion = item
-            else:
-                yield item
-
-    @property
-    def prompt_tokens(self) -> int:
-        """How many tokens the prompt has."""
-        assert isinstance(self._chunks, Answering)
-        return self._chunks.prompt_tokens
+            self._completion = completion
 
     @property
     def completion(self) -> Completion:
         """The whole answer. Raises `QkvError` before the stream has been read to its end."""
-        if self._completion is None:
+        if self._completion is None or self._ready:
             raise QkvError("the stream has not ended yet: read it to its end first")
         return self._completion
 
     def close(self) -> None:
-        """Stop the work. No more chunks come, and there is no completion."""
-        close = getattr(self._chunks, "close", None)
-        if close is not None:
-            close()
+        """Stop the work. No more chunks come, and there is no completion if it was not read to its end."""
+        if self._ready:
+            self._completion = None
+        self._over = True
+        self._ready.clear()
+        self._handle.cancel()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):  # its start may have failed
+            self._handle.cancel(at_once=False)

@@ -5,18 +5,20 @@ Text becomes ids (`qkv.text`), ids become more ids (`qkv.engine`), ids become te
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
-from qkv.batch import Batch
-from qkv.completion import Answering, Chunk, Completion, Job, Stream, Timings
+from qkv.batch import Requests
+from qkv.checks import whole
+from qkv.completion import Chunk, Completion, Request, Stream, Timings
 from qkv.engine.defaults import model_defaults
-from qkv.engine.engine import MAX_QUEUE, Engine
+from qkv.engine.engine import MAX_QUEUE, Engine, Stats
 from qkv.engine.params import SamplingParams
 from qkv.engine.prefix import CacheStats
 from qkv.engine.scoring import Score, score
@@ -35,15 +37,31 @@ from qkv.text.constrain.toolchoice import ToolChoice, Tools, may_call
 from qkv.text.prompt.template import encode_chat
 from qkv.weights.load import check_format
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = ["LLM", "Chunk", "Completion", "Score", "Stream", "Timings"]
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
-ROWS = 128
+STEP_ROWS = 128
 """The most rows of logits of a step: one for each answer that runs, and more for guessed tokens and prompt logprobs."""
 SPECULATION = (None, "prompt")
+
+
+class ChatOptions(TypedDict, total=False):
+    """What the answers to a conversation may be given beside `SamplingParams`."""
+
+    thinking: bool | None
+    """Turns a thinking model's thinking on or off; None leaves it to the model's template."""
+    tools: Tools | None
+    """Functions that the model may call, as OpenAI clients send them."""
+    tool_choice: ToolChoice
+    """Whether it must: "auto", "none", "required" or {"type": "function", "function": {"name": …}}."""
+    template_variables: Mapping[str, Any] | None
+    """What the model's chat template reads besides."""
 
 
 class LLM:
@@ -89,8 +107,7 @@ class LLM:
         self.context = _context(context, self.config.max_position_embeddings)
         if speculation not in SPECULATION:
             raise ParameterError(f'speculation must be None or "prompt", got {speculation!r}')
-        if isinstance(max_queue, bool) or not isinstance(max_queue, int) or max_queue < 1:
-            raise ParameterError(f"max_queue must be a whole number of at least 1, got {max_queue!r}")
+        max_queue = whole("max_queue", max_queue, 1)
         pool_blocks(self.config, self.cache, self.context, cache_bytes)  # raises for too few bytes, before loading
         self.tokenizer, self._template = opened.tokenizer, opened.template
         self._generation_config = opened.generation_config
@@ -103,7 +120,7 @@ class LLM:
             cache=cache,
             context=self.context,
             threads=self.threads,
-            outputs=ROWS,
+            outputs=STEP_ROWS,
             cache_bytes=cache_bytes,
             progress=progress,
         )
@@ -143,71 +160,63 @@ class LLM:
         a list of as many; `progress` hears of each that is complete. All are checked before any runs. An error in one
         of them, and Ctrl-C, cancels the others.
         """
-        if _is_one(prompt):
-            return self._batch([self._prompt_job(prompt, params)]).run()[0]  # type: ignore[arg-type]
-        return self._batch(self._prompt_jobs(prompt, params), progress).run()  # type: ignore[arg-type]
+        completions = self._requests(prompt, params, progress).run()
+        return completions[0] if _is_one(prompt) else completions
 
     async def agenerate(
         self, prompt: Prompt | Sequence[Prompt], params: Params = None, *, progress: Progress = silent
     ) -> Completion | list[Completion]:
-        """Like `generate`, for coroutines. Cancelling the task cancels the requests."""
-        if _is_one(prompt):
-            return (await self._batch([self._prompt_job(prompt, params)]).arun())[0]  # type: ignore[arg-type]
-        return await self._batch(self._prompt_jobs(prompt, params), progress).arun()  # type: ignore[arg-type]
+        """Like `generate`, for coroutines. Cancelling the task cancels the requests.
+
+        Here, and in the other coroutines, all preparing is done in another thread: the event loop goes on.
+        """
+        requests = await asyncio.to_thread(self._requests, prompt, params, progress)
+        completions = await requests.arun()
+        return completions[0] if _is_one(prompt) else completions
 
     def chat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        thinking: bool | None = None,
-        tools: Tools | None = None,
-        tool_choice: ToolChoice = None,
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> Completion:
         """Answer a conversation: messages as OpenAI clients send them, {"role": …, "content": …}.
 
-        thinking: turns a thinking model's thinking on or off; None leaves it to the model's template.
-        tools: functions that the model may call, as OpenAI clients send them.
-        tool_choice: whether it must: "auto", "none", "required" or {"type": "function", "function": {"name": …}}.
+        options: `thinking`, `tools`, `tool_choice` and `template_variables`, see `ChatOptions`.
         """
-        return self._batch([self._chat_job(messages, params, thinking, tools, tool_choice)]).run()[0]
+        return Requests([self._chat_request(messages, params, **options)]).run()[0]
 
     async def achat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        thinking: bool | None = None,
-        tools: Tools | None = None,
-        tool_choice: ToolChoice = None,
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> Completion:
-        """Like `chat`, for coroutines."""
-        return (await self._batch([self._chat_job(messages, params, thinking, tools, tool_choice)]).arun())[0]
+        """Like `chat`, for coroutines. Cancelling the task cancels the request."""
+        request = await asyncio.to_thread(self._chat_request, messages, params, **options)
+        return (await Requests([request]).arun())[0]
 
     # -------------------------------------------------------------------------------------- answers in pieces
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Like `generate` for one prompt, piece by piece: `for chunk in stream`, or `async for` in a coroutine.
 
-        A bad request raises here, before the first piece. The work starts at once. Log-probabilities are in
-        `completion`, when the stream has ended.
+        A bad request raises here, before the first piece. The work starts at once. Log-probabilities of the whole
+        answer are in `completion`, when the stream has ended. In a coroutine `await astream(…)` gives the same stream.
         """
         if not _is_one(prompt):
             raise ParameterError("prompt: a stream is of one prompt; generate() takes a list of them")
-        return Stream(Answering(self._prompt_job(prompt, params)))
+        return Stream(self._prompt_request(prompt, params))
+
+    async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+        """Like `stream`, for coroutines: `async for chunk in await llm.astream(…)`."""
+        return await asyncio.to_thread(self.stream, prompt, params)
 
     def stream_chat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        thinking: bool | None = None,
-        tools: Tools | None = None,
-        tool_choice: ToolChoice = None,
-        template_variables: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> Stream:
-        """Like `chat`, piece by piece. template_variables: what the model's chat template reads besides."""
-        return Stream(Answering(self._chat_job(messages, params, thinking, tools, tool_choice, template_variables)))
+        """Like `chat`, piece by piece. In a coroutine `await astream_chat(…)` gives the same stream."""
+        return Stream(self._chat_request(messages, params, **options))
+
+    async def astream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[ChatOptions]
+    ) -> Stream:
+        """Like `stream_chat`, for coroutines: `async for chunk in await llm.astream_chat(…)`."""
+        return await asyncio.to_thread(self.stream_chat, messages, params, **options)
 
     # -------------------------------------------------------------------------------------- texts that are there
 
@@ -234,37 +243,40 @@ class LLM:
 
     # -------------------------------------------------------------------------------------- from text to ids
 
-    def _prompt_jobs(self, prompts: Sequence[Prompt], params: Params) -> list[Job]:
-        if not isinstance(prompts, Sequence) or not prompts:
-            raise ParameterError(f"prompt must be a text, a list of token ids or a list of these, got {prompts!r}")
-        each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
-        if len(each) != len(prompts):
-            raise ParameterError(f"params has {len(each)} entries for {len(prompts)} prompts; give as many, or one")
-        return [self._numbered_job(i, *pair) for i, pair in enumerate(zip(prompts, each, strict=True))]
+    def _requests(self, prompt: Prompt | Sequence[Prompt], params: Params, progress: Progress) -> Requests:
+        """One prompt's request, or those of a list."""
+        if _is_one(prompt):
+            return Requests([self._prompt_request(prompt, params)])  # type: ignore[arg-type]
+        each = list(params) if isinstance(params, Sequence) else [params] * len(prompt)
+        if len(each) != len(prompt):
+            raise ParameterError(f"params has {len(each)} entries for {len(prompt)} prompts; give as many, or one")
+        pairs = enumerate(zip(prompt, each, strict=True))
+        return Requests([self._numbered_request(i, *pair) for i, pair in pairs], progress)  # type: ignore[arg-type]
 
-    def _numbered_job(self, number: int, prompt: Prompt, params: SamplingParams | None) -> Job:
+    def _numbered_request(self, number: int, prompt: Prompt, params: SamplingParams | None) -> Request:
         """One of several: an error says which."""
         try:
-            return self._prompt_job(prompt, params)
+            return self._prompt_request(prompt, params)
         except QkvError as error:
             error.args = (f"prompts[{number}]: {error}",)
             raise
 
-    def _prompt_job(self, prompt: Prompt, params: SamplingParams | None) -> Job:
+    def _prompt_request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
         if not isinstance(prompt, Sequence):
             raise ParameterError(f"prompt must be a text or a list of token ids, not {type(prompt).__name__}")
         ids = self.tokenizer.prompt(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._job(ids, params, ThinkingSplit(None, None, ids), thinking=True)
+        return self._request(ids, params, ThinkingSplit(None, None, ids), thinking=True)
 
-    def _chat_job(
+    def _chat_request(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None,
-        thinking: bool | None,
-        tools: Tools | None,
-        tool_choice: ToolChoice,
+        *,
+        thinking: bool | None = None,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice = None,
         template_variables: Mapping[str, Any] | None = None,
-    ) -> Job:
+    ) -> Request:
         if self._template is None:
             raise ParameterError(f"messages: {self.name} has no chat template; use generate() with a plain prompt")
         if thinking and not self.can_think:
@@ -273,9 +285,9 @@ class LLM:
         ids = encode_chat(self._template, self.tokenizer, messages, tools=tools, thinking=thinking, **variables)
         markers = self.tokenizer.id("<think>"), self.tokenizer.id("</think>")
         split = ThinkingSplit(*markers, ids, self.tokenizer.special_ids)
-        return self._job(ids, params, split, thinking=thinking is not False, tools=tools, tool_choice=tool_choice)
+        return self._request(ids, params, split, thinking=thinking is not False, tools=tools, tool_choice=tool_choice)
 
-    def _job(
+    def _request(
         self,
         ids: list[int],
         asked: SamplingParams | None,
@@ -284,14 +296,14 @@ class LLM:
         thinking: bool,
         tools: Tools | None = None,
         tool_choice: ToolChoice = None,
-    ) -> Job:
+    ) -> Request:
         """A request that can run, with everything about it checked."""
         if not isinstance(asked, SamplingParams | None):
             raise ParameterError(f"params must be SamplingParams, not {type(asked).__name__}")
         defaults = model_defaults(self.config.architecture, self._generation_config, thinking=thinking)
         params = (asked or SamplingParams()).with_defaults(defaults)
         calls = may_call(tools, tool_choice)
-        return Job(
+        return Request(
             engine=self._engine,
             prompt_ids=self._engine.check(ids, params),
             params=params,
@@ -301,18 +313,34 @@ class LLM:
             owner=self,
         )
 
-    def _batch(self, jobs: list[Job], progress: Progress = silent) -> Batch:
-        return Batch(jobs, progress)
+    # -------------------------------------------------------------------------------------- how it is
 
     @property
     def can_think(self) -> bool:
         """Whether the model can write thinking that is told apart from its answer."""
         return None not in (self.tokenizer.id("<think>"), self.tokenizer.id("</think>"))
 
+    def prepare_grammars(self) -> None:
+        """Do now what the first request with a schema, a grammar or a forced call would have to do.
+
+        It takes about 0.7 s for Qwen3's vocabulary, and no other Python runs in most of them: for servers at their
+        start.
+        """
+        self._guides.prepare()
+
+    def stats(self) -> Stats:
+        """How many answers run and wait, and what the prefix cache holds and how often it helped."""
+        return self._engine.stats()
+
     @property
     def cache_stats(self) -> CacheStats:
-        """What the prefix cache holds, and how often it helped."""
-        return self._engine.stats()
+        """The part of `stats` about the prefix cache."""
+        return self._engine.stats().cache
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests can be answered: the model has not been closed, and its thread lives. Takes no time."""
+        return self._engine.healthy
 
     def close(self) -> None:
         """Free the model's memory. Running requests end with an error; calling it twice is fine."""
@@ -331,7 +359,7 @@ def _end(engine: Engine, decoder: CompiledDecoder) -> None:
 
 
 def _is_one(prompt: Any) -> bool:
-    """Whether it is a text or a list of token ids, not a list of prompts; what is neither is told so as one."""
+    """Whether it is a single prompt. What is no prompt at all counts as one too, so that its error is about one."""
     if isinstance(prompt, str) or not isinstance(prompt, Sequence) or not prompt:
         return True
     return isinstance(prompt[0], Integral)
@@ -349,11 +377,7 @@ def _free_variables(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _context(wanted: int | None, most: int) -> int:
-    if wanted is None:
-        return most
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or not 2 <= wanted <= most:
-        raise ParameterError(f"context must be a whole number from 2 to the model's {most}, got {wanted!r}")
-    return wanted
+    return most if wanted is None else whole("context", wanted, 2, most)
 
 
 def _cache(kind: str, config: ModelConfig) -> str:

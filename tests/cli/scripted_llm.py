@@ -12,10 +12,35 @@ from typing import Any
 
 import qkv.llm
 from qkv.engine.params import SamplingParams
-from qkv.llm import Chunk, Completion, Stream, Timings
+from qkv.errors import QkvError
+from qkv.llm import Chunk, Completion, Timings
 from qkv.weights.report import Amount, LoadReport
 
 Answer = Sequence[tuple[str, str]]  # pairs of (text, thinking), a chunk each
+
+
+class ScriptedStream:
+    """What the command line reads of a `qkv.llm.Stream`."""
+
+    def __init__(self, items: Iterator[Chunk | Completion]) -> None:
+        self._items = items
+        self._completion: Completion | None = None
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for item in self._items:
+            if isinstance(item, Completion):
+                self._completion = item
+            else:
+                yield item
+
+    @property
+    def completion(self) -> Completion:
+        if self._completion is None:
+            raise QkvError("the stream has not ended yet")
+        return self._completion
+
+    def close(self) -> None:
+        self._items.close()  # type: ignore[attr-defined]  # a generator
 
 
 class ScriptedLLM:
@@ -40,7 +65,7 @@ class ScriptedLLM:
             seconds=0.25,
         )
 
-    def stream(self, prompt: str, params: SamplingParams) -> Stream:
+    def stream(self, prompt: str, params: SamplingParams) -> ScriptedStream:
         self.calls.append({"prompt": prompt, "params": params})
         return self._stream(params, len(prompt.split()))
 
@@ -48,14 +73,14 @@ class ScriptedLLM:
 
     def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, *, thinking: bool | None = None
-    ) -> Stream:
+    ) -> ScriptedStream:
         copies = [dict(message) for message in messages]
         self.calls.append({"messages": copies, "params": params, "thinking": thinking})
         return self._stream(params, sum(len(str(message["content"]).split()) for message in copies))
 
-    def _stream(self, params: SamplingParams, prompt_tokens: int) -> Stream:
+    def _stream(self, params: SamplingParams, prompt_tokens: int) -> ScriptedStream:
         answer = self.answers[min(len(self.calls), len(self.answers)) - 1]
-        return Stream(self._run(answer, params, prompt_tokens))
+        return ScriptedStream(self._run(answer, params, prompt_tokens))
 
     def _run(self, answer: Answer, params: SamplingParams, prompt_tokens: int) -> Iterator[Chunk | Completion]:
         kept = answer[: params.max_tokens]

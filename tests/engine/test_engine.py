@@ -383,7 +383,7 @@ def test_two_of_four_cancelled_in_one_step(engine, model):
     for i in (1, 3):
         with pytest.raises(RequestCancelledError):
             handles[i].wait(timeout=30)
-        tokens = handles[i].generations[0].token_ids
+        tokens = handles[i].answers[0].token_ids
         assert tokens == expected([i], LONG)[0][: len(tokens)]
 
 
@@ -425,7 +425,7 @@ def test_many_threads_each_get_what_they_would_get_alone(engine, model):
 def test_a_finished_request_is_freed_without_the_garbage_collector(engine):
     handle = engine.submit([1, 2], SamplingParams(temperature=0, n=2, max_tokens=3), mailbox=Mailbox())
     handle.wait(30)
-    watched = [weakref.ref(handle), *map(weakref.ref, handle.generations)]
+    watched = [weakref.ref(handle), *map(weakref.ref, handle.answers)]
     gc.disable()
     try:
         del handle
@@ -441,7 +441,7 @@ def test_a_slow_reader_holds_nobody_up(engine):
     """The answer is complete although nobody reads."""
     handle = engine.submit([1], LONG)
     handle.wait(timeout=30)
-    assert len(handle.generations[0].token_ids) == 60
+    assert len(handle.answers[0].token_ids) == 60
 
 
 def test_an_idle_engine_uses_no_cpu(engine):

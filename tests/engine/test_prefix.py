@@ -88,7 +88,7 @@ def test_whoever_waits_goes_on_when_the_other_is_cancelled():
     run_all(engine)
     for handle in (second, third):
         assert handle.wait(1)[0].token_ids == expected(text(100), GREEDY)[0]
-    assert (second.generations[0].reused, third.generations[0].reused) == (0, 96)
+    assert (second.answers[0].reused, third.answers[0].reused) == (0, 96)
 
 
 def test_what_was_found_for_longest_goes_first(engine):
@@ -104,7 +104,7 @@ def test_what_was_found_for_longest_goes_first(engine):
     assert pool.evictions > 0
     assert answer(engine, texts[0]).reused == 96
     assert answer(engine, texts[1]).reused == 0
-    stats = engine.stats()
+    stats = engine.stats().cache
     assert stats.evictions == pool.evictions
     assert (stats.queries, stats.hits, stats.tokens_reused) == (27, 2, 192)
     assert stats.blocks == stats.free_blocks == 64

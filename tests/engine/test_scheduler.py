@@ -49,7 +49,7 @@ def test_pieces_take_so_long_beside_decodes_and_no_longer():
         size = len(plan[1].chunk.ids)
         for work in plan:
             work.chunk.cache.length += len(work.chunk.ids)
-        plan[0].generation.cache.length -= 1  # its token is not chosen here: it decodes the same one again
+        plan[0].answer.cache.length -= 1  # its token is not chosen here: it decodes the same one again
         scheduler.record(size / rate)
     assert size == 128  # 150 tokens, cut to whole blocks
     for _ in range(12):
@@ -82,7 +82,7 @@ def test_the_youngest_gives_way_and_comes_back_first():
     for i, handle in zip((0, 1, 2, 9), [*handles, late], strict=True):
         (made,) = handle.wait(1)
         assert made.token_ids == expected([i] * 20, params, context=128)[0]
-    ends = [handle.generations[0].last_token for handle in [*handles, late]]
+    ends = [handle.answers[0].last_token for handle in [*handles, late]]
     assert ends == sorted(ends)
     assert model.pool.free == 4
 
@@ -199,7 +199,7 @@ class Machine(RuleBasedStateMachine):
     def what_can_be_found_is_what_its_key_says(self):
         known = {}
         for handle in self.handles:
-            for generation in handle.generations:
+            for generation in handle.answers:
                 for at, key in enumerate(generation.keys):
                     known[key] = generation.ids[32 * at : 32 * at + 32]
         for key, block in self.model.pool._block_of.items():
@@ -210,7 +210,7 @@ class Machine(RuleBasedStateMachine):
         assert self.model.pool.free == self.model.pool.size
         for handle in self.handles:
             assert handle.ended
-            for generation in handle.generations:
+            for generation in handle.answers:
                 tokens, reason = expected(generation.prompt_ids, handle.params, choice=generation.choice)
                 if handle.error is None:
                     assert (generation.token_ids, generation.finish_reason) == (tokens, reason)

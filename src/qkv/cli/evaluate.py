@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from qkv.text.tokens.tokenizer import Tokenizer
 
 WINDOW = 1024
-ROWS = 128
+STEP_ROWS = 128
 """Tokens a step: their logits are all the memory that scoring takes beside the models."""
 LARGEST_FILE = 20_000_000
 
@@ -155,7 +155,7 @@ def _load_all(
     for wanted in formats:
         weights = opened.load(wanted, threads=threads, progress=progress).weights
         decoder = CompiledDecoder(
-            opened.config, weights, cache=cache, context=window, threads=threads, outputs=ROWS, progress=progress
+            opened.config, weights, cache=cache, context=window, threads=threads, outputs=STEP_ROWS, progress=progress
         )
         stack.callback(decoder.close)
         decoders.append(decoder)

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -28,9 +28,9 @@ from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import MAX_SEED, SamplingParams
 from qkv.engine.prefix import CacheStats
 from qkv.engine.repetition import Repetition
-from qkv.engine.request import FinishReason, Generation, Handle
+from qkv.engine.request import Answer, FinishReason, Handle
 from qkv.engine.sampling import Sampler
-from qkv.engine.scheduler import Scheduler, Work
+from qkv.engine.scheduler import Scheduler, Slice
 from qkv.engine.speculation import Lookup
 from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import ContextLengthError, ParameterError, QkvError, QueueFullError, RequestCancelledError
@@ -40,7 +40,20 @@ from qkv.model.paged import BlockPool, CacheFullError, CacheOverflowError, Chunk
 MAX_QUEUE = 1024
 
 
-class Model(Protocol):
+@dataclass(frozen=True)
+class Stats:
+    """What the engine is doing."""
+
+    running: int
+    """Answers that take part in the steps."""
+    waiting: int
+    """Answers that wait for their turn."""
+    preemptions: int
+    """How often an answer had to give its blocks up, and wait again, since the start."""
+    cache: CacheStats
+
+
+class StepRunner(Protocol):
     """What the engine asks of a decoder."""
 
     pool: BlockPool
@@ -71,7 +84,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Model,
+        model: StepRunner,
         *,
         vocabulary: Vocabulary,
         context: int,
@@ -94,7 +107,7 @@ class Engine:
     def _begin_anew(self) -> None:
         self.scheduler = self._new_scheduler()
         self._mail: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._handle_of: dict[Generation, Handle] = {}  # of those that have not ended
+        self._handle_of: dict[Answer, Handle] = {}  # of those that have not ended
         self._in_step: list[Handle] = []  # whose tokens are being computed now
         self._lock = threading.Lock()  # guards the start and the end of the thread
         self._thread: threading.Thread | None = None
@@ -133,8 +146,8 @@ class Engine:
             params = replace(params, seed=secrets.randbelow(MAX_SEED))
         none: list[None] = [None] * params.n
         brought = zip(range(params.n), guides or none, sinks or none, strict=True)
-        generations = [self._generation(ids, params, choice, guide, sink) for choice, guide, sink in brought]
-        handle = Handle(generations, mailbox, self._cancel)
+        answers = [self._answer(ids, params, choice, guide, sink) for choice, guide, sink in brought]
+        handle = Handle(answers, mailbox, self._cancel)
         with self._lock:
             if self._closed:
                 raise QkvError(f"{self.name} has been closed")
@@ -144,18 +157,18 @@ class Engine:
                     f"{waiting} answers are waiting and the queue holds {self.max_queue}: try again later"
                 )
             handle.submitted = time.perf_counter()
-            self._handle_of.update(dict.fromkeys(generations, handle))
+            self._handle_of.update(dict.fromkeys(answers, handle))
             self._mail.put(partial(self._begin, handle))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="qkv-engine", daemon=True)
                 self._thread.start()
         return handle
 
-    def _generation(
+    def _answer(
         self, ids: list[int], params: SamplingParams, choice: int, guide: Guide | None, sink: Sink | None
-    ) -> Generation:
+    ) -> Answer:
         room = self.context - len(ids)
-        return Generation(
+        return Answer(
             choice=choice,
             prompt_ids=ids,
             params=params,
@@ -176,9 +189,18 @@ class Engine:
         if at_once and in_step and all(one.cancelled for one in in_step):
             self.model.abort()  # if that is another step by now, it is run again
 
-    def stats(self) -> CacheStats:
-        """What the cache holds and how often it helped."""
-        return self.scheduler.prefix.stats()
+    def stats(self) -> Stats:
+        """The counters now."""
+        unfinished = [answer for answer in list(self._handle_of) if answer.finish_reason is None]
+        running = len(self.scheduler.running)
+        cache = self.scheduler.prefix.stats()
+        return Stats(running, max(0, len(unfinished) - running), self.scheduler.preemptions, cache)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it takes requests: it has not been closed, and its thread has not died."""
+        thread = self._thread
+        return not self._closed and (thread is None or thread.is_alive())
 
     def close(self) -> None:
         """End the thread, and every request with an error. Calling it twice is fine."""
@@ -222,8 +244,8 @@ class Engine:
 
     def _begin(self, handle: Handle) -> None:
         if not handle.ended:
-            for generation in handle.generations:
-                self.scheduler.add(generation)
+            for answer in handle.answers:
+                self.scheduler.add(answer)
 
     def _end_cancelled(self, handle: Handle) -> None:
         if not handle.ended:
@@ -231,27 +253,27 @@ class Engine:
 
     def _fail(self, handle: Handle, error: BaseException) -> None:
         """End a request. Nothing it computed stays in the cache."""
-        for generation in handle.generations:
-            self.scheduler.remove(generation)
-            self.scheduler.prefix.withdraw(generation)
+        for answer in handle.answers:
+            self.scheduler.remove(answer)
+            self.scheduler.prefix.withdraw(answer)
         self._end(handle, error)
 
     def _end(self, handle: Handle, error: BaseException | None = None) -> None:
-        for generation in handle.generations:
-            del self._handle_of[generation]
+        for answer in handle.answers:
+            del self._handle_of[answer]
         handle.end(error)
 
     def _step(self) -> None:
         """Run one step, and choose the next tokens."""
         started = time.perf_counter()
         plan = self.scheduler.plan()
-        for work in plan:
-            work.generation.started = work.generation.started or started
+        for piece in plan:
+            piece.answer.started = piece.answer.started or started
         try:
             if not plan:
                 raise CacheFullError(f"the KV cache is full: its {self.model.pool.size} blocks are held by others")
-            self._in_step = [self._handle_of[work.generation] for work in plan]
-            logits = self.model.step([work.chunk for work in plan], copy=False)
+            self._in_step = [self._handle_of[piece.answer] for piece in plan]
+            logits = self.model.step([piece.chunk for piece in plan], copy=False)
         except StepAbortedError:
             return  # for a cancel or a close, which the mail tells of
         except CacheOverflowError as error:
@@ -265,105 +287,105 @@ class Engine:
         self.scheduler.record(time.perf_counter() - started)
         logits, likeliest = self.vocabulary.only_tokens(logits, self.model.likeliest().tolist())
         row = 0
-        for work in plan:
-            _, ids, outputs = work.chunk
+        for piece in plan:
+            _, ids, outputs = piece.chunk
             first, row = row, row + (1 if outputs == "last" else len(ids) if outputs == "all" else 0)
-            if work.generation in self._handle_of:  # another of its request's answers may have failed just now
-                self._go_on(work, logits[first:row], likeliest[first:row])
+            if piece.answer in self._handle_of:  # another of its request's answers may have failed just now
+                self._go_on(piece, logits[first:row], likeliest[first:row])
 
-    def _fail_overflowed(self, works: list[Work], error: CacheOverflowError) -> None:
+    def _fail_overflowed(self, pieces: list[Slice], error: CacheOverflowError) -> None:
         """End those whose keys or values do not fit the cache. Drafts may be why, so these first go on without."""
-        for work in works:
-            if work.drafts:
-                work.generation.lookup = None
-        if certain := [work for work in works if not work.drafts]:
+        for piece in pieces:
+            if piece.drafts:
+                piece.answer.lookup = None
+        if certain := [piece for piece in pieces if not piece.drafts]:
             self._fail_step(certain, error)
 
-    def _fail_step(self, plan: list[Work], error: Exception) -> None:
+    def _fail_step(self, plan: list[Slice], error: Exception) -> None:
         """End those whose step it was; if there was none, all."""
-        generations = [work.generation for work in plan] or [*self.scheduler.running, *self.scheduler.waiting]
+        answers = [piece.answer for piece in plan] or [*self.scheduler.running, *self.scheduler.waiting]
         text = str(error) if isinstance(error, QkvError) else f"the step failed: {type(error).__name__}: {error}"
-        for handle in {self._handle_of[generation]: None for generation in generations}:
+        for handle in {self._handle_of[answer]: None for answer in answers}:
             failure = QkvError(text)
             failure.__cause__ = error
             self._fail(handle, failure)
 
-    def _go_on(self, work: Work, rows: NDArray[np.float32], likeliest: list[int]) -> None:
-        """Take the results of a generation's part of a step. Whatever fails in that ends its request, and no other."""
+    def _go_on(self, piece: Slice, rows: NDArray[np.float32], likeliest: list[int]) -> None:
+        """Take the results of an answer's part of a step. Whatever fails in that ends its request, and no other."""
         try:
-            reason = self._take(work, rows, likeliest)
+            reason = self._take(piece, rows, likeliest)
         except BaseException as error:
-            self._fail(self._handle_of[work.generation], error)
+            self._fail(self._handle_of[piece.answer], error)
             return
-        generation = work.generation
-        self.scheduler.prefix.publish(generation)
+        answer = piece.answer
+        self.scheduler.prefix.publish(answer)
         if reason is None:
             return
-        generation.finish_reason = reason
-        self.scheduler.remove(generation)
-        handle = self._handle_of[generation]
-        if all(other.finish_reason for other in handle.generations):
+        answer.finish_reason = reason
+        self.scheduler.remove(answer)
+        handle = self._handle_of[answer]
+        if all(other.finish_reason for other in handle.answers):
             self._end(handle)
 
-    def _take(self, work: Work, rows: NDArray[np.float32], likeliest: list[int]) -> FinishReason | None:
+    def _take(self, piece: Slice, rows: NDArray[np.float32], likeliest: list[int]) -> FinishReason | None:
         """Check the rows, and choose the next token if they say what it may be, or several if drafts were right."""
-        generation, drafts = work.generation, work.drafts
+        answer, drafts = piece.answer, piece.drafts
         if -1 in likeliest:
             raise QkvError("the model computed a value that is not a number: its weights are damaged")
-        if generation.reads_its_prompt:
-            self._read_prompt(generation, rows, len(work.chunk.ids))
-        if generation.cache.length < len(generation.ids):
+        if answer.reads_its_prompt:
+            self._read_prompt(answer, rows, len(piece.chunk.ids))
+        if answer.cache.length < len(answer.ids):
             return None  # there is more of its text to run
-        complete = len(generation.ids)
+        complete = len(answer.ids)
         reason = None
         last = -1 - len(drafts)
         for row, best, draft in zip(rows[last:], likeliest[last:], [*drafts, None], strict=True):
-            reason = self._choose(generation, row, best)
-            if reason is not None or generation.ids[-1] != draft:
+            reason = self._choose(answer, row, best)
+            if reason is not None or answer.ids[-1] != draft:
                 break
             complete += 1  # the draft was what comes: its keys and values are right, and the next row is too
-        self._count_step(generation, len(drafts), complete)
+        self._count_step(answer, len(drafts), complete)
         return reason
 
-    def _choose(self, generation: Generation, row: NDArray[np.float32], likeliest: int) -> FinishReason | None:
+    def _choose(self, answer: Answer, row: NDArray[np.float32], likeliest: int) -> FinishReason | None:
         """Choose one token; why the answer ends with it, if it does."""
-        guide = generation.guide
+        guide = answer.guide
         allowed = None if guide is None else guide.allowed()
-        choice = generation.sampler.choose(row, position=len(generation.ids), allowed=allowed, likeliest=likeliest)
-        if choice.token in generation.ending:
+        choice = answer.sampler.choose(row, position=len(answer.ids), allowed=allowed, likeliest=likeliest)
+        if choice.token in answer.ending:
             return "stop"
         if guide is not None:
             guide.push(choice.token)
-        generation.append(choice)
-        if generation.sink is not None and generation.sink.push(choice):
+        answer.append(choice)
+        if answer.sink is not None and answer.sink.push(choice):
             return "stop"
-        if generation.repetition is not None and generation.repetition.push(choice.token):
+        if answer.repetition is not None and answer.repetition.push(choice.token):
             return "repetition"
-        return "length" if len(generation.token_ids) == generation.limit else None
+        return "length" if len(answer.token_ids) == answer.limit else None
 
-    def _count_step(self, generation: Generation, drafts: int, complete: int) -> None:
+    def _count_step(self, answer: Answer, drafts: int, complete: int) -> None:
         """Keep of the cache what is right: `complete` positions. Note times and drafts."""
-        accepted = complete - (generation.cache.length - drafts)
-        generation.cache.length = complete
-        generation.last_token = time.perf_counter()
-        if not generation.first_token:
-            generation.first_token = generation.last_token
-            self.scheduler.prefix.count(generation)
+        accepted = complete - (answer.cache.length - drafts)
+        answer.cache.length = complete
+        answer.last_token = time.perf_counter()
+        if not answer.first_token:
+            answer.first_token = answer.last_token
+            self.scheduler.prefix.count(answer)
         else:
-            generation.decode_steps += 1
+            answer.decode_steps += 1
         if drafts:
-            assert generation.lookup is not None
-            generation.drafted += drafts
-            generation.accepted += accepted
-            generation.lookup.learn(len(generation.ids), drafts, accepted)
+            assert answer.lookup is not None
+            answer.drafted += drafts
+            answer.accepted += accepted
+            answer.lookup.learn(len(answer.ids), drafts, accepted)
 
-    def _read_prompt(self, generation: Generation, rows: NDArray[np.float32], count: int) -> None:
+    def _read_prompt(self, answer: Answer, rows: NDArray[np.float32], count: int) -> None:
         """Note the log-probabilities of the prompt's tokens: a position's row is about the token after it."""
-        start = generation.cache.length - count
-        following = generation.prompt_ids[start + 1 : start + 1 + count]
-        known = len(generation.prompt_logprobs) - start  # more than none after a preemption
+        start = answer.cache.length - count
+        following = answer.prompt_ids[start + 1 : start + 1 + count]
+        known = len(answer.prompt_logprobs) - start  # more than none after a preemption
         wanted = np.array(following[known:], np.int64)
-        generation.prompt_logprobs += token_logprobs(rows[known : len(following)], wanted).tolist()
+        answer.prompt_logprobs += token_logprobs(rows[known : len(following)], wanted).tolist()
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qkv.engine.request import Generation
+from qkv.engine.request import Answer
 from qkv.kernels.sizes import BLOCK
 from qkv.model.paged import BlockPool
 
@@ -42,7 +42,7 @@ def extend_keys(keys: list[bytes], ids: Sequence[int], blocks: int) -> None:
 
 
 class PrefixCache:
-    """Lets generations share the blocks of a pool."""
+    """Lets answers share the blocks of a pool."""
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
@@ -55,63 +55,63 @@ class PrefixCache:
             self.queries, self.hits, self.tokens_reused, pool.evictions, pool.size, pool.free, pool.kept
         )  # fmt: skip
 
-    def adopt(self, generation: Generation) -> None:
+    def adopt(self, answer: Answer) -> None:
         """Go on with the blocks that somebody has computed by now. At least one token is left to run."""
-        cache = generation.cache
-        while (key := self.next_key(generation)) is not None and (block := self.pool.find(key)) is not None:
+        cache = answer.cache
+        while (key := self.next_key(answer)) is not None and (block := self.pool.find(key)) is not None:
             self.pool.share(block)
             spare = cache.blocks[cache.length // BLOCK :]
             cache.blocks[cache.length // BLOCK :] = [block]
             self.pool.give_back(spare)
             cache.length += BLOCK
-            generation.reused += 0 if generation.token_ids else BLOCK
+            answer.reused += 0 if answer.token_ids else BLOCK
 
-    def next_key(self, generation: Generation) -> bytes | None:
+    def next_key(self, answer: Answer) -> bytes | None:
         """The key of the block that comes next, if that is a full one and not the text's last token is in it."""
-        at, rest = divmod(generation.cache.length, BLOCK)
-        if rest or generation.remaining <= BLOCK or generation.reads_its_prompt:
+        at, rest = divmod(answer.cache.length, BLOCK)
+        if rest or answer.remaining <= BLOCK or answer.reads_its_prompt:
             return None
-        extend_keys(generation.keys, generation.ids, at + 1)
-        return generation.keys[at]
+        extend_keys(answer.keys, answer.ids, at + 1)
+        return answer.keys[at]
 
-    def keys_to_come(self, generation: Generation) -> list[bytes]:
+    def keys_to_come(self, answer: Answer) -> list[bytes]:
         """The keys of the full blocks that it still has to compute."""
-        full = len(generation.ids) // BLOCK
-        extend_keys(generation.keys, generation.ids, full)
-        return generation.keys[generation.cache.length // BLOCK : full]
+        full = len(answer.ids) // BLOCK
+        extend_keys(answer.keys, answer.ids, full)
+        return answer.keys[answer.cache.length // BLOCK : full]
 
-    def shared_blocks(self, generation: Generation) -> int:
+    def shared_blocks(self, answer: Answer) -> int:
         """How many blocks it could adopt that are in use anyway."""
-        if generation.reads_its_prompt:
+        if answer.reads_its_prompt:
             return 0
-        full = (len(generation.ids) - 1) // BLOCK
-        extend_keys(generation.keys, generation.ids, full)
+        full = (len(answer.ids) - 1) // BLOCK
+        extend_keys(answer.keys, answer.ids, full)
         shared = 0
-        for key in generation.keys[:full]:
+        for key in answer.keys[:full]:
             block = self.pool.find(key)
             if block is None:
                 break
             shared += self.pool.in_use(block)
         return shared
 
-    def publish(self, generation: Generation) -> None:
+    def publish(self, answer: Answer) -> None:
         """Let the blocks that are complete by now be found."""
-        full = generation.cache.length // BLOCK
-        extend_keys(generation.keys, generation.ids, full)
-        for at in range(generation.looked_at, full):
-            block, key = generation.cache.blocks[at], generation.keys[at]
+        full = answer.cache.length // BLOCK
+        extend_keys(answer.keys, answer.ids, full)
+        for at in range(answer.looked_at, full):
+            block, key = answer.cache.blocks[at], answer.keys[at]
             if self.pool.publish(block, key):
-                generation.published.append((block, key))
-        generation.looked_at = full
+                answer.published.append((block, key))
+        answer.looked_at = full
 
-    def count(self, generation: Generation) -> None:
+    def count(self, answer: Answer) -> None:
         """Note, when its first token is there, how much of its prompt was found."""
         self.queries += 1
-        self.hits += generation.reused > 0
-        self.tokens_reused += generation.reused
+        self.hits += answer.reused > 0
+        self.tokens_reused += answer.reused
 
-    def withdraw(self, generation: Generation) -> None:
+    def withdraw(self, answer: Answer) -> None:
         """Let none of the blocks that it published be found again."""
-        for block, key in generation.published:
+        for block, key in answer.published:
             self.pool.withdraw(block, key)
-        generation.published.clear()
+        answer.published.clear()

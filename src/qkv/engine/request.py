@@ -1,4 +1,4 @@
-"""What the engine knows of a request: the handle its sender holds, and one generation for each of its n answers."""
+"""What the engine knows of a request: the handle its sender holds, and one answer for each of its n answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FinishReason = Literal["stop", "length", "repetition"]
 
 
 @dataclass(eq=False)
-class Generation:
+class Answer:
     """One answer as it is made. The engine's thread writes it; others read it when its handle has ended.
 
     Times are readings of `time.perf_counter`, 0 while it has not come to that.
@@ -89,11 +89,11 @@ class Handle:
     """A request under way, for whoever sent it. When it has ended it is put into its mailbox."""
 
     def __init__(
-        self, generations: Sequence[Generation], mailbox: Mailbox | None, cancel: Callable[[Handle, bool], None]
+        self, answers: Sequence[Answer], mailbox: Mailbox | None, cancel: Callable[[Handle, bool], None]
     ) -> None:
-        self.generations = list(generations)
-        self.params = self.generations[0].params
-        self.prompt_ids = self.generations[0].prompt_ids
+        self.answers = list(answers)
+        self.params = self.answers[0].params
+        self.prompt_ids = self.answers[0].prompt_ids
         self.submitted = 0.0
         self.cancelled = False
         self.error: BaseException | None = None
@@ -114,13 +114,13 @@ class Handle:
             self.cancelled = True
             self._cancel(self, at_once)
 
-    def wait(self, timeout: float | None = None) -> list[Generation]:
+    def wait(self, timeout: float | None = None) -> list[Answer]:
         """Wait until it has ended. Raises what ended it, or TimeoutError."""
         if not self._ended.wait(timeout):
             raise TimeoutError(f"the request has not ended within {timeout} s")
         if self.error is not None:
             raise self.error
-        return self.generations
+        return self.answers
 
     def forked(self) -> None:
         """In a forked child: let go of a lock that somebody may have held in the parent."""

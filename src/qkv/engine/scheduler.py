@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from qkv.engine.prefix import PrefixCache
-from qkv.engine.request import Generation
+from qkv.engine.request import Answer
 from qkv.kernels.sizes import BLOCK
 from qkv.model.paged import BlockPool, Chunk, blocks_for
 
@@ -31,10 +31,10 @@ MOST_GUESSING = 12
 alone, three guesses cost about half a step; beside fifteen others, they cost more than they bring."""
 
 
-class Work(NamedTuple):
-    """A generation's part of a step: its chunk ends in the drafts, which are guesses of what comes next."""
+class Slice(NamedTuple):
+    """An answer's part of a step: its chunk ends in the drafts, which are guesses of what comes next."""
 
-    generation: Generation
+    answer: Answer
     chunk: Chunk
     drafts: list[int]
 
@@ -44,8 +44,8 @@ class Scheduler:
 
     def __init__(self, pool: BlockPool, *, step_tokens: int, rows: int, most_running: int = MOST_RUNNING) -> None:
         self.pool, self.prefix = pool, PrefixCache(pool)
-        self.waiting: deque[Generation] = deque()
-        self.running: list[Generation] = []
+        self.waiting: deque[Answer] = deque()
+        self.running: list[Answer] = []
         """Oldest first."""
         self.preemptions = 0
         self._step_tokens, self._rows = step_tokens, rows
@@ -58,24 +58,24 @@ class Scheduler:
         """Whether there is nothing to do."""
         return not self.running and not self.waiting
 
-    def add(self, generation: Generation) -> None:
+    def add(self, answer: Answer) -> None:
         """Queue an answer."""
-        self.waiting.append(generation)
+        self.waiting.append(answer)
 
-    def remove(self, generation: Generation) -> None:
+    def remove(self, answer: Answer) -> None:
         """Forget an answer, wherever it is, and take its blocks back."""
-        if generation in self.running:
-            self.running.remove(generation)
-        elif generation in self.waiting:
-            self.waiting.remove(generation)
-        self._release(generation)
+        if answer in self.running:
+            self.running.remove(answer)
+        elif answer in self.waiting:
+            self.waiting.remove(answer)
+        self._release(answer)
 
     def record(self, seconds: float) -> None:
         """Learn from the step that was planned last how fast prompts are computed."""
         if self._prompt_tokens >= FEWEST_TOKENS and seconds > 0:
             self._tokens_per_second += 0.5 * (self._prompt_tokens / seconds - self._tokens_per_second)
 
-    def plan(self) -> list[Work]:
+    def plan(self) -> list[Slice]:
         """What the next step computes; empty if there is nothing to do, or nobody can go on whatever is given up."""
         while True:
             plan = self._decodes()
@@ -86,32 +86,32 @@ class Scheduler:
 
     # -------------------------------------------------------------------------------------- decoding
 
-    def _decodes(self) -> list[Work]:
-        plan: list[Work] = []
+    def _decodes(self) -> list[Slice]:
+        plan: list[Slice] = []
         at = 0
         spare = min(self._rows, MOST_GUESSING) - len(self.running)
         while at < len(self.running):
-            generation = self.running[at]
-            if generation.remaining == 1 and self._make_room(generation):
-                drafts = self._drafts(generation, spare) if generation.lookup is not None else []
+            answer = self.running[at]
+            if answer.remaining == 1 and self._make_room(answer):
+                drafts = self._drafts(answer, spare) if answer.lookup is not None else []
                 spare -= len(drafts)
-                ids = [generation.ids[-1], *drafts]
-                plan.append(Work(generation, Chunk(generation.cache, ids, "all" if drafts else "last"), drafts))
+                ids = [answer.ids[-1], *drafts]
+                plan.append(Slice(answer, Chunk(answer.cache, ids, "all" if drafts else "last"), drafts))
             at += 1
         return plan
 
-    def _make_room(self, generation: Generation) -> bool:
+    def _make_room(self, answer: Answer) -> bool:
         """Have a block for one more position. The youngest give theirs up; False if this is the youngest itself."""
-        cache = generation.cache
+        cache = answer.cache
         if cache.length < len(cache.blocks) * BLOCK:
             return True
         while not self.pool.free:
-            if self._preempt() is generation:
+            if self._preempt() is answer:
                 return False
         cache.blocks += self.pool.take(1)
         return True
 
-    def _preempt(self) -> Generation:
+    def _preempt(self) -> Answer:
         youngest = self.running.pop()
         self._release(youngest)
         if not youngest.token_ids:
@@ -120,19 +120,19 @@ class Scheduler:
         self.preemptions += 1
         return youngest
 
-    def _release(self, generation: Generation) -> None:
-        cache = generation.cache
+    def _release(self, answer: Answer) -> None:
+        cache = answer.cache
         self.pool.give_back(cache.blocks)
         cache.blocks, cache.length = [], 0
-        generation.looked_at = 0
+        answer.looked_at = 0
 
-    def _drafts(self, generation: Generation, most: int) -> list[int]:
+    def _drafts(self, answer: Answer, most: int) -> list[int]:
         """Guesses that can still become part of the answer, and for which there is room without taking anyone's."""
-        assert generation.lookup is not None
-        cache = generation.cache
+        assert answer.lookup is not None
+        cache = answer.cache
         room = (len(cache.blocks) + min(self.pool.free, 1)) * BLOCK - cache.length - 1
-        most = min(most, room, generation.limit - len(generation.token_ids) - 1)
-        drafts = generation.lookup.propose(generation.ids, most) if most > 0 else []
+        most = min(most, room, answer.limit - len(answer.token_ids) - 1)
+        drafts = answer.lookup.propose(answer.ids, most) if most > 0 else []
         missing = blocks_for(cache.length + 1 + len(drafts)) - len(cache.blocks)
         if missing > 0:
             cache.blocks += self.pool.take(missing)
@@ -140,59 +140,59 @@ class Scheduler:
 
     # -------------------------------------------------------------------------------------- prompts
 
-    def _add_prompts(self, plan: list[Work]) -> None:
+    def _add_prompts(self, plan: list[Slice]) -> None:
         self._prompt_tokens = 0
         left = self._step_tokens - sum(len(work.chunk.ids) for work in plan)
         if plan:
             left = min(left, max(FEWEST_TOKENS, int(self._tokens_per_second * STEP_SECONDS)))
         rows = self._rows - sum(1 + len(work.drafts) for work in plan)
         coming: set[bytes] = set()  # blocks that an older prompt is going to compute
-        for generation in self._prompts():
+        for answer in self._prompts():
             if left <= 0 or rows <= 0:
                 return
-            self.prefix.adopt(generation)
-            key = self.prefix.next_key(generation)
+            self.prefix.adopt(answer)
+            key = self.prefix.next_key(answer)
             if key is None or key not in coming:
-                count = self._piece(generation, left, rows)
+                count = self._piece(answer, left, rows)
                 if count:
-                    plan.append(self._prompt_work(generation, count))
+                    plan.append(self._prompt_slice(answer, count))
                     self._prompt_tokens += count
                     left -= count
-                    rows -= count if generation.reads_its_prompt else 1
-            if self.waiting or generation is not self.running[-1]:
-                coming.update(self.prefix.keys_to_come(generation))
+                    rows -= count if answer.reads_its_prompt else 1
+            if self.waiting or answer is not self.running[-1]:
+                coming.update(self.prefix.keys_to_come(answer))
 
-    def _prompts(self) -> Iterator[Generation]:
+    def _prompts(self) -> Iterator[Answer]:
         """Those that run and have more than their newest token to compute, then those that can join."""
-        for generation in list(self.running):
-            if generation.remaining > 1:
-                yield generation
+        for answer in list(self.running):
+            if answer.remaining > 1:
+                yield answer
         while self.waiting and len(self.running) < self._most_running and self._fits(self.waiting[0]):
             self.running.append(self.waiting.popleft())
             yield self.running[-1]
 
-    def _fits(self, generation: Generation) -> bool:
+    def _fits(self, answer: Answer) -> bool:
         """Whether its whole text finds room beside what the others still need and a block more for each."""
         if not self.running:
             return True
-        needed = blocks_for(len(generation.ids)) - self.prefix.shared_blocks(generation) + len(self.running)
+        needed = blocks_for(len(answer.ids)) - self.prefix.shared_blocks(answer) + len(self.running)
         for other in self.running:
             needed += max(0, blocks_for(len(other.ids)) - len(other.cache.blocks))
         return needed <= self.pool.free
 
-    def _piece(self, generation: Generation, left: int, rows: int) -> int:
+    def _piece(self, answer: Answer, left: int, rows: int) -> int:
         """How many tokens of its text to run now; a piece ends with a block where it can."""
-        cache = generation.cache
+        cache = answer.cache
         room = (len(cache.blocks) + self.pool.free) * BLOCK - cache.length
-        count = min(generation.remaining, left, room, rows if generation.reads_its_prompt else left)
+        count = min(answer.remaining, left, room, rows if answer.reads_its_prompt else left)
         end = cache.length + count
-        if count < generation.remaining and end // BLOCK * BLOCK > cache.length:
+        if count < answer.remaining and end // BLOCK * BLOCK > cache.length:
             count = end // BLOCK * BLOCK - cache.length
         return count
 
-    def _prompt_work(self, generation: Generation, count: int) -> Work:
-        cache = generation.cache
+    def _prompt_slice(self, answer: Answer, count: int) -> Slice:
+        cache = answer.cache
         end = cache.length + count
         cache.blocks += self.pool.take(max(0, blocks_for(end) - len(cache.blocks)))
-        outputs = "all" if generation.reads_its_prompt else "last" if end == len(generation.ids) else "none"
-        return Work(generation, Chunk(cache, generation.ids[cache.length : end], outputs), [])  # type: ignore[arg-type]
+        outputs = "all" if answer.reads_its_prompt else "last" if end == len(answer.ids) else "none"
+        return Slice(answer, Chunk(cache, answer.ids[cache.length : end], outputs), [])  # type: ignore[arg-type]

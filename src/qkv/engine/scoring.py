@@ -104,10 +104,10 @@ def score(
         progress("scoring", part.first, len(ids), "tokens")
         handle = engine.submit(request, _ASK)
         try:
-            (generation,) = handle.wait()
+            (answer,) = handle.wait()
         finally:
             handle.cancel()  # does nothing unless Ctrl-C came
-        logprobs += generation.prompt_logprobs[part.first - part.start - 1 :]
+        logprobs += answer.prompt_logprobs[part.first - part.start - 1 :]
     progress("scoring", len(ids), len(ids), "tokens")
     return Score([int(token) for token in ids], logprobs)
 

@@ -81,6 +81,10 @@ class Guides:
         masks = _Masks(self._vocab_size, self._tokenizer.vocab_size, split, self._end_ids, self._newlines)
         return lambda: AnswerGuide(copy.copy(split), budget, None if grammar is None else grammar.start(), masks)
 
+    def prepare(self) -> None:
+        """Learn the vocabulary now, and not with the first grammar."""
+        self._known_vocabulary()
+
     def _grammar(
         self,
         wanted: Restrictions,

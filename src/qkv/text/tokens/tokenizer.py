@@ -32,8 +32,9 @@ from qkv.text.tokens.tokenizer_json import (
 )
 from qkv.text.tokens.variants import after_text, without_markers
 
-LONG_TEXT = 50_000
-"""Characters from which on ids are made without their offsets, in half the time. (It starts the library's threads.)"""
+LONG_TEXT = 10_000
+"""Characters from which on a text is encoded as a batch: other Python threads then run meanwhile. (It starts the
+library's threads.)"""
 NO_EOS = "add_eos_token is true, but no EOS is put after prompts: the model is to go on"
 MAX_IDS = 1 << 24
 """More ids than any vocabulary has: an id beyond it comes from a damaged or hostile file."""
@@ -223,9 +224,17 @@ class Tokenizer:
     def _marker_spans(self, text: str) -> list[tuple[int, int, int]]:
         """(id, start, end) of each marker in `text`."""
         with self._encoding_errors(text):
-            encoding = self._full.encode(text, add_special_tokens=False)
-        found = zip(encoding.ids, encoding.offsets, strict=True)
-        return [(id, start, stop) for id, (start, stop) in found if self._is_marker(id, text[start:stop])]
+            if len(text) < LONG_TEXT:
+                encoding = self._full.encode(text, add_special_tokens=False)
+            else:
+                (encoding,) = self._full.encode_batch([text], add_special_tokens=False)
+        spans = []
+        for at, id in enumerate(encoding.ids):
+            if id in self._marker_text and (span := encoding.token_to_chars(at)) is not None:
+                start, stop = span
+                if self._is_marker(id, text[start:stop]):
+                    spans.append((id, start, stop))
+        return spans
 
     def _is_marker(self, id: int, written: str) -> bool:
         # The unknown token can also stand for characters that have no token.
