@@ -195,6 +195,7 @@ HOSTILE = {
     "list nesting": "{% for i in range(999) %}" + growing("[ns.a]", "[]") + "{% endfor %}",
     "deep list": growing("[[[[[[[[[[[[[[[ns.a]]]]]]]]]]]]]]]", "[]").replace("99", "9999"),
     "replace filter": growing("ns.a | replace('a', 'aaab')"),
+    "replace by keywords": "{% set a = 'a' * 3000000 %}{{ a | replace(new=a, old='a') }}",
     "replace method": growing("ns.a.replace('', 'aaab')"),
     "join method": growing("ns.a.join([ns.a, ns.a, ns.a])"),
     "join filter": growing("[ns.a, ns.a, ns.a] | join(ns.a)"),
@@ -232,6 +233,7 @@ HOSTILE = {
     "map center": "{{ range(99999) | map('string') | map('center', 99999) | list }}",
     "slow in": endless(" or ".join(["b in a"] * 200), LONG),
     "slow slices": endless(" or ".join(["a[::-1] is none"] * 200), LONG),
+    "many slices": "{% set a = 'a' * 3000000 %}{{ [" + "a[1:], " * 9000 + "1] | length }}",
     "slow compare": endless(" or ".join(["a != b"] * 200), LIST),
     "slow test": endless(" or ".join(["b is in a"] * 200), LONG),
     "slow select": LONG

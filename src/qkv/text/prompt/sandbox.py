@@ -6,20 +6,18 @@ passes a `Budget` (`budget.py`):
 
 * the syntax tree is rewritten so that loops, literals, comparisons, slices, `~` and constant text go through guards;
 * operators, calls, filters, tests and printed values go through Jinja's own hooks;
-* before something could make a large value, its size is estimated (`estimates.py`); every value made is weighed as a
-  tree (`Budget.made`), so that no later step (comparing, hashing, printing) has more than a bounded amount to do;
+* before something could make a large value, its size is estimated; every value made is weighed as a tree, so that no
+  later step (comparing, hashing, printing) has more than a bounded amount to do;
 * filters, methods and functions are lists of what is allowed.
 
 Rendering is synchronous and single-threaded; the budget of the running template is a context variable, so one
 environment serves all threads.
 """
 
-# ruff: noqa: N802, N815 (visit_Name is how Jinja names visitors)
-
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import BuiltinMethodType, MethodType
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, cast
 
 from jinja2 import Undefined, nodes, pass_context
@@ -33,34 +31,23 @@ from jinja2.tests import TESTS
 from jinja2.utils import Cycler, Joiner, Namespace, _PassArg
 from jinja2.visitor import NodeTransformer
 
-from qkv.text.prompt.budget import STEP, running
-from qkv.text.prompt.estimates import expect_filter, expect_format, expect_method, expect_percent_format, own_arguments
+from qkv.text.prompt.budget import expected_size, format_size, percent_size, running
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-SHARED_FILTERS = _names(
+FILTER_NAMES = _names(
     """abs attr batch capitalize center count d default dictsort e escape first float format groupby indent int items
     join last length list lower map max min reject rejectattr replace reverse round safe select selectattr slice sort
     string sum title trim truncate unique upper"""
 )
 CONSTANT_TIME_FILTERS = _names("count d default first last length")
-STR_METHODS = _names(
-    """capitalize casefold center count endswith expandtabs find format format_map index isalnum isalpha isascii
-    isdecimal isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip
-    partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines
-    startswith strip swapcase title upper zfill"""
-)
-OTHER_METHODS: dict[type, frozenset[str]] = {
-    dict: frozenset({"get", "items", "keys", "values", "copy"}),
-    list: frozenset({"count", "index", "copy"}),
-    tuple: frozenset({"count", "index"}),
-    range: frozenset({"count", "index"}),
-    LoopContext: frozenset({"cycle", "changed"}),
-    Cycler: frozenset({"next", "reset"}),
-}
+STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - {"encode", "maketrans", "translate"}
+OWNERS = (dict, list, tuple, range, LoopContext, Cycler)
+"""Besides strings, types whose methods may be called. Those that would change a value are refused by Jinja."""
+_COMPILERS_ARGUMENTS = _names("_loop_vars _block_vars")
 
 
 class GenerationTag(Extension):
@@ -74,59 +61,49 @@ class GenerationTag(Extension):
 
 
 class _Rewriter(NodeTransformer):
-    """Puts the guards into a template's syntax tree. Their names have a space: no template can write them."""
+    """Puts the guards into a template's syntax tree."""
 
-    def _guarded(self, name: str, node: nodes.Node) -> nodes.Filter:
-        return nodes.Filter(cast(nodes.Expr, node), f"guard {name}", [], [], None, None, lineno=node.lineno)
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
+    def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
         self.generic_visit(node)
-        node.iter = self._guarded("iterate", node.iter)
+        match node:
+            case nodes.For():
+                node.iter = _guarded("iterate", node.iter)
+            case nodes.Compare():
+                node.expr = _guarded("compare", node.expr)
+                for operand in node.ops:
+                    operand.expr = _guarded("compare", operand.expr)
+            case nodes.TemplateData():  # constants pass `finalize`, template data would not
+                return nodes.Const(node.data, lineno=node.lineno)
+            case nodes.List() | nodes.Dict() | nodes.Tuple(ctx="load"):
+                return _guarded("make", node)
+            case nodes.Getitem(arg=nodes.Slice()):
+                return _guarded("slice", node)
+            case nodes.Concat():
+                return _guarded("concat", nodes.List(node.nodes, lineno=node.lineno))
+            case nodes.NSRef():
+                _check_attribute(node.attr)
+            case nodes.Include() | nodes.Import() | nodes.FromImport() | nodes.Extends() | nodes.EvalContextModifier():
+                raise SecurityError(
+                    f"{type(node).__name__.lower()} (line {node.lineno}) has no place in a chat template"
+                )
         return node
 
-    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
-        return nodes.Const(node.data, lineno=node.lineno)  # constants pass `finalize`, template data would not
 
-    def visit_List(self, node: nodes.List) -> nodes.Node:
-        self.generic_visit(node)
-        return self._guarded("made", node)
-
-    visit_Dict = visit_List
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        self.generic_visit(node)
-        return self._guarded("made", node) if node.ctx == "load" else node
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        self.generic_visit(node)
-        node.expr = self._guarded("compared", node.expr)
-        for operand in node.ops:
-            operand.expr = self._guarded("compared", operand.expr)
-        return node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        self.generic_visit(node)
-        if isinstance(node.arg, nodes.Slice):
-            node.node = self._guarded("sliced", node.node)
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return self._guarded("concat", nodes.List(node.nodes, lineno=node.lineno))
-
-    def _refuse(self, node: nodes.Node) -> nodes.Node:
-        raise SecurityError(f"{type(node).__name__.lower()} (line {node.lineno}) has no place in a chat template")
-
-    visit_Include = visit_Import = visit_FromImport = visit_Extends = _refuse
-    visit_EvalContextModifier = visit_ScopedEvalContextModifier = _refuse
+def _guarded(name: str, node: nodes.Node) -> nodes.Filter:
+    """The node as a guard's argument. The guard's name has a space: no template can write it."""
+    return nodes.Filter(cast(nodes.Expr, node), f"guard {name}", [], [], None, None, lineno=node.lineno)
 
 
 class GuardedEnvironment(ImmutableSandboxedEnvironment):
-    """The environment of chat templates: Hugging Face's whitespace rules and extensions, everything within a budget."""
+    """The environment of chat templates: Hugging Face's whitespace rules and extensions, everything within a budget.
+
+    filters, functions: what templates may use besides Jinja's own, by name. A filter's arguments and result are
+    weighed; its own work must be bounded by them.
+    """
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
-    def __init__(self) -> None:
+    def __init__(self, filters: Mapping[str, Callable[..., Any]], functions: Mapping[str, Callable[..., Any]]) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -135,31 +112,13 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
             optimized=False,
             cache_size=0,
         )
-        self.filters = {name: _guard_filter(name, FILTERS[name]) for name in SHARED_FILTERS}
-        self.filters |= {
-            "guard iterate": _iterate,
-            "guard made": _made,
-            "guard concat": _concat,
-            "guard compared": _compared,
-            "guard sliced": _sliced,
-        }
+        allowed = {name: FILTERS[name] for name in FILTER_NAMES} | dict(filters)
+        guards = {"iterate": _iterate, "compare": _compare, "make": _make, "slice": _slice, "concat": _concat}
+        self.filters = {name: _guard_filter(name, function) for name, function in allowed.items()}
+        self.filters |= {f"guard {name}": guard for name, guard in guards.items()}
         self.tests = {name: _guard_test(name, test) for name, test in TESTS.items() if name not in {"filter", "test"}}
-        self._functions: set[int] = set()
-        numbers = self.globals["range"]
-        self.globals.clear()
-        for name, function in {
-            "range": numbers, "dict": _dict, "namespace": _Namespace, "cycler": Cycler, "joiner": Joiner,
-        }.items():  # fmt: skip
-            self.add_function(name, function)
-
-    def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Let templates use a filter; its arguments and result are weighed, its own work must be bounded by them."""
-        self.filters[name] = _guard_filter(name, function)
-
-    def add_function(self, name: str, function: Any) -> None:
-        """Let templates call a function by this name."""
-        self.globals[name] = function
-        self._functions.add(id(function))
+        self.globals = {"range": self.globals["range"], "dict": dict, "namespace": Namespace}
+        self.globals |= {"cycler": Cycler, "joiner": Joiner, **functions}
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         return super()._generate(_Rewriter().visit(source), *args, **kwargs)
@@ -171,107 +130,74 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
                 if isinstance(sequence, (str, list, tuple)) and isinstance(count, int):
                     budget.expect(budget.weigh(sequence, printed=False) * max(count, 0))
         elif operator == "%" and isinstance(left, str):
-            expect_percent_format(budget, left, right)
+            budget.expect(percent_size(left, budget.weigh(right)))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             budget.expect_integer(left.bit_length() * right)
         return budget.made(super().call_binop(context, operator, left, right))
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        formatted = super().wrap_str_format(value)
-        if formatted is None:
-            return None
-
-        def within_budget(*args: Any, **kwargs: Any) -> str:
-            expect_format(running.get(), value.__self__, args, kwargs)
-            return formatted(*args, **kwargs)
-
-        within_budget.__self__ = value.__self__  # type: ignore[attr-defined]
-        within_budget.__name__ = "format"
-        return within_budget
-
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         budget = running.get()
-        owner = getattr(function, "__self__", None)
+        own = {name: value for name, value in kwargs.items() if name not in _COMPILERS_ARGUMENTS}
+        owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)  # Jinja wraps `str.format`
         name = getattr(function, "__name__", type(function).__name__)
         if isinstance(owner, str) and name in STR_METHODS:
-            budget.weigh([owner, *args, *own_arguments(kwargs).values()])
-            expect_method(budget, owner, name, args, kwargs)
-        elif not self._may_call(function, owner, name):
+            size = budget.weigh([owner, *args, *own.values()])
+            if name in ("format", "format_map"):
+                budget.expect(format_size(owner, size))
+            elif name == "join" and args:
+                budget.expect(expected_size(name, args[0], (owner,), {}))
+            else:
+                budget.expect(expected_size(name, owner, args, own))
+        elif not self._may_call(function, owner):
             raise SecurityError(f"{name} cannot be called in a chat template")
         elif isinstance(owner, (list, tuple, range, LoopContext)):
             budget.weigh([owner, *args], printed=False)  # these compare their arguments
+        elif function is Namespace:
+            for attribute in dict(*args, **own):
+                _check_attribute(attribute)
         return budget.made(super().call(context, function, *args, **kwargs))
 
-    def _may_call(self, function: Any, owner: Any, name: str) -> bool:
-        if id(function) in self._functions:
+    def _may_call(self, function: Any, owner: Any) -> bool:
+        if isinstance(function, (Macro, LoopContext, Joiner, BlockReference, Undefined)) or type(owner) in OWNERS:
             return True
-        if isinstance(function, (Macro, LoopContext, Joiner, BlockReference, Undefined)):
-            return True
-        if isinstance(function, (BuiltinMethodType, MethodType)):
-            return any(type(owner) is kind and name in names for kind, names in OTHER_METHODS.items())
-        return False
+        return any(function is known for known in self.globals.values())
 
 
-class _Namespace(Namespace):
-    """`namespace()`: a place for variables. Underscore names are kept out, as Hugging Face does."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, given = args[0], dict(*args[1:], **kwargs)
-        for name in given:
-            _check_name(name)
-        Namespace.__init__(self, given)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or name.startswith("_"):
+def _check_attribute(name: object) -> None:
+    """Keep underscore names out of namespaces, as Hugging Face does."""
+    if str(name).startswith("_"):
         raise SecurityError(f"a namespace cannot have an attribute named {str(name)[:40]!r}")
 
 
-def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
-
-
-@pass_context
+@pass_context  # so that no constant is printed while the template is compiled, without a budget
 def _printed(context: Context, value: Any) -> Any:
     """Every printed value comes here before it becomes text."""
-    budget = running.get()
-    budget.weigh(value)
-    return budget.made(value if isinstance(value, str) else str(value))
+    running.get().weigh(value)
+    return _make(value if isinstance(value, str) else str(value))
 
 
-@pass_context
-def _iterate(context: Context, values: Any) -> Any:
+def _iterate(values: Any) -> Any:
     return running.get().iterate(values)
 
 
-@pass_context
-def _compared(context: Context, value: Any) -> Any:
+def _compare(value: Any) -> Any:
     running.get().weigh(value, printed=False)
     return value
 
 
-@pass_context
-def _sliced(context: Context, value: Any) -> Any:
-    if isinstance(value, (str, list, tuple, range)):
-        running.get().step(STEP + len(value) // 2)
-    return value
-
-
-@pass_context
-def _made(context: Context, value: Any) -> Any:
+def _make(value: Any) -> Any:
     return running.get().made(value)
 
 
-@pass_context
-def _concat(context: Context, values: list[Any]) -> str:
-    budget = running.get()
-    budget.weigh(values)
-    made: str = budget.made("".join(map(str, values)))
-    return made
+def _slice(value: Any) -> Any:
+    running.get().step()
+    running.get().charge(value)  # without weighing: it is lighter than the value it was cut from
+    return value
+
+
+def _concat(values: list[Any]) -> Any:
+    running.get().weigh(values)
+    return _make("".join(map(str, values)))
 
 
 def _guard_test(name: str, function: Any) -> Callable[..., Any]:
@@ -284,23 +210,25 @@ def _guard_test(name: str, function: Any) -> Callable[..., Any]:
 
 
 def _guard_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    passes = _PassArg.from_obj(function)
+    at = 0 if _PassArg.from_obj(function) is None else 1  # Jinja passes the context or the like before the value
 
-    @pass_context
-    def guarded(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
         budget = running.get()
-        budget.step()
+        value, given = args[at], args[at + 1 :]
         if name not in CONSTANT_TIME_FILTERS:
-            budget.weigh([value, *args, *kwargs.values()])
-            expect_filter(budget, name, value, args, kwargs)
-        if passes is _PassArg.context:
-            args = (context, value, *args)
-        elif passes is _PassArg.eval_context:
-            args = (context.eval_ctx, value, *args)
-        elif passes is _PassArg.environment:
-            args = (context.environment, value, *args)
-        else:
-            args = (value, *args)
+            size = budget.weigh([value, *given, *kwargs.values()])
+            budget.expect(
+                percent_size(str(value), size) if name == "format" else expected_size(name, value, given, kwargs)
+            )
+            _check_numbers(name, given, kwargs)
         return budget.made(function(*args, **kwargs))
 
     return guarded
+
+
+def _check_numbers(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if name == "round" and abs(args[0] if args else kwargs.get("precision", 0)) > 300:
+        raise SecurityError("round takes at most 300 digits")
+    if name == "sum" and not isinstance(args[1] if len(args) > 1 else kwargs.get("start", 0), (int, float)):
+        raise SecurityError("sum adds numbers only")

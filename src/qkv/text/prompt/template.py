@@ -18,7 +18,6 @@ import jinja2
 from qkv.errors import ParameterError, TemplateError
 from qkv.text.prompt.budget import Budget, run_within, running
 from qkv.text.prompt.disguise import Disguise, unused
-from qkv.text.prompt.estimates import expect_json
 from qkv.text.prompt.messages import as_json, normalize_messages
 from qkv.text.prompt.sandbox import GuardedEnvironment
 from qkv.text.tokens.tokenizer import Tokenizer
@@ -42,10 +41,8 @@ class ChatTemplate:
             raise TemplateError(
                 f"{name}: the chat template has {len(source)} characters, at most {MAX_SOURCE} are read"
             )
-        environment = GuardedEnvironment()
-        environment.add_filter("tojson", tojson)
-        environment.add_function("raise_exception", raise_exception)
-        environment.add_function("strftime_now", strftime_now)
+        functions = {"raise_exception": raise_exception, "strftime_now": strftime_now}
+        environment = GuardedEnvironment({"tojson": tojson}, functions)
         try:
             self._template = environment.from_string(source)
             self._roles = _compared(environment.parse(source))
@@ -211,8 +208,6 @@ def tojson(
     width = len(indent) if isinstance(indent, str) else (indent or 0)
     if width > 16 or sum(map(len, separators or ())) > 16:
         raise jinja2.exceptions.SecurityError("tojson: indent and separators take at most 16 characters")
-    if width:
-        expect_json(running.get(), value, width)
     stand_ins = running.get().stand_ins
     if ensure_ascii and stand_ins:
         # Escape like json.dumps, but for the characters whose text is still to come.
@@ -220,7 +215,9 @@ def tojson(
         return re.sub(
             r"[^\x00-\x7e]", lambda char: char[0] if char[0] in stand_ins else json.dumps(char[0])[1:-1], text
         )
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    # Indentation can make a text far larger than its value, so it is counted while it is made.
+    return "".join(running.get().iterate(encoder.iterencode(value))) if width else encoder.encode(value)
 
 
 def raise_exception(message: str) -> NoReturn:
