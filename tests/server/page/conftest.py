@@ -44,12 +44,15 @@ def opened(browser, server) -> Iterator[Any]:
     """Opens the page in a fresh browser profile, with options such as `viewport`, and watches over it."""
     faults: list[str] = []
     contexts = []
+    own: tuple[str, ...] = ("blob:",)
 
     def watch_request(request: Any) -> None:
-        if not request.url.startswith((server.url, f"http://page.test:{server.port}", "blob:")):
+        if not request.url.startswith(own):
             faults.append(f"request to {request.url}")
 
-    def open_page(url: str = "", before: str = "", **options: Any) -> Any:
+    def open_page(url: str = "", before: str = "", *, model_known: bool = True, **options: Any) -> Any:
+        nonlocal own
+        own += (url or server.url,)
         context = browser.new_context(**({"viewport": {"width": 1200, "height": 900}} | options))
         contexts.append(context)
         context.set_default_timeout(60_000)
@@ -61,7 +64,8 @@ def opened(browser, server) -> Iterator[Any]:
         if before:
             page.add_init_script(before)
         page.goto(url or server.url)
-        page.locator("#model:not(:empty)").wait_for(state="attached")
+        if model_known:
+            page.locator("#model:not(:empty)").wait_for(state="attached")
         return page
 
     def note(line: str) -> None:

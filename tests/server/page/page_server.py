@@ -13,6 +13,7 @@ from typing import Any
 import qkv
 
 PAGE = Path(qkv.__file__).parent / "server" / "page"
+FILES = [file.name for file in sorted(PAGE.iterdir())]
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 

@@ -183,7 +183,7 @@ def test_a_server_that_is_gone_is_told(page, server, say):
 
 def test_a_key_is_asked_for_and_kept_for_the_tab_only(opened, script, say):
     script.key = "sesame"
-    page = opened(before="document.addEventListener('DOMContentLoaded', () => model.textContent = '…')")
+    page = opened(model_known=False)
     page.locator("#question").wait_for()
     page.fill("#question input", "wrong")
     page.keyboard.press("Enter")

@@ -7,9 +7,10 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from page_server import FILES as NAMES
 from page_server import PAGE
 
-FILES = {file.name: file.read_text(encoding="utf-8") for file in sorted(PAGE.iterdir())}
+FILES = {name: (PAGE / name).read_text(encoding="utf-8") for name in NAMES}
 SCRIPTS = {name: text for name, text in FILES.items() if name.endswith(".js")}
 WAYS_TO_HTML = [
     "innerHTML",
@@ -100,3 +101,8 @@ def test_scripts_find_every_element_they_ask_for(elements):
     asked = set(re.findall(r'(?:\$|onClick)\("([\w-]+)"', code))
     assert len(asked) > 20
     assert asked <= set(ids)
+
+
+def test_no_line_is_too_long_to_read():
+    code = {name: text for name, text in FILES.items() if name.endswith((".js", ".css"))}
+    assert not [(name, line) for name, text in code.items() for line in text.split("\n") if len(line) > 120]

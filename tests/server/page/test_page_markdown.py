@@ -273,13 +273,16 @@ new PerformanceObserver((list) => list.getEntries().forEach((one) => (longest = 
 
 @pytest.mark.parametrize("name", LONG)
 def test_ten_thousand_tokens_stream_smoothly(opened, script, say, name):
-    """The page never stops for long, whatever the text is, and stays as wide as a phone."""
+    """The page never stops for long, whatever the text is, and stays as wide as a phone.
+
+    The limit leaves room for a busy machine; a step that were quadratic in the text would take many times as long.
+    """
     page = opened(before=WATCH, viewport={"width": 360, "height": 740})
     page.set_default_timeout(60_000)
     text = LONG[name]
     script.pieces = [text[i : i + 4] for i in range(0, len(text), 4)]
     say(page, "Go on.")
-    assert page.evaluate("longest") < 1000
+    assert page.evaluate("longest") < 2500
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.evaluate("thread.scrollWidth <= thread.clientWidth")
     assert page.evaluate("thread.scrollTop + thread.clientHeight > thread.scrollHeight - 60")  # the end is in view
@@ -304,8 +307,11 @@ def test_a_reader_who_scrolled_up_is_left_alone(page, script, say):
     script.gate, script.pieces = threading.Semaphore(1), ["line\n\n" * 100, "line\n\n" * 100]
     say(page, "Go", wait=False)
     page.locator(".message.assistant p").nth(99).wait_for()
-    page.evaluate("thread.scrollTop = 200")
-    page.wait_for_timeout(100)
+    page.locator("#thread").hover()
+    page.mouse.wheel(0, -1500)
+    page.wait_for_timeout(300)
+    place = page.evaluate("thread.scrollTop")
     script.gate.release(9)
     page.locator(".figures").wait_for(state="attached")
-    assert page.evaluate("thread.scrollTop") == 200
+    assert page.evaluate("thread.scrollTop") == place
+    assert page.evaluate("thread.scrollHeight - thread.clientHeight") > place + 1500

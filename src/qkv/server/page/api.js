@@ -21,22 +21,24 @@ async function call(path, body, signal) {
   if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
   let response;
   try {
-    response = await fetch(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
+    const method = body ? "POST" : "GET";
+    response = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal });
   } catch (error) {
     throw signal?.aborted ? error : new ApiError("error_unreachable");
   }
   if (response.ok) return response;
   const text = await response.text();
   const retryAfter = response.headers.get("Retry-After") ?? "";
-  throw new ApiError(KINDS[response.status] ?? "error_server", { ...messageOf(text), status: response.status, retryAfter });
+  const { status } = response;
+  throw new ApiError(KINDS[status] ?? "error_server", { message: messageOf(text), status, retryAfter });
 }
 
 /** The message in an error's body; a proxy in between may have sent something that is not JSON. */
 function messageOf(text) {
   try {
-    return { message: JSON.parse(text).error.message };
+    return JSON.parse(text).error.message;
   } catch {
-    return { message: "" };
+    return "";
   }
 }
 

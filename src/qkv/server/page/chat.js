@@ -69,11 +69,12 @@ function showState() {
 
 function elementOf(message) {
   const conversation = current;
+  const place = () => conversation.messages.indexOf(message);
   if (message.role === "user") {
-    return userMessage(message, { edit: (text) => sendFrom(conversation, conversation.messages.indexOf(message), text) });
+    return userMessage(message, { edit: (text) => sendFrom(conversation, place(), text) });
   }
   if (!running.has(conversation) || !views.has(message)) {
-    const regenerate = () => sendFrom(conversation, conversation.messages.indexOf(message));
+    const regenerate = () => sendFrom(conversation, place());
     views.set(message, new Answer(message, { regenerate, copied: () => announce(t("copied")) }));
   }
   return views.get(message).element;
@@ -174,12 +175,17 @@ function take(message, { content, reasoning_content: thought }, began) {
 
 /** Keeps the end in view, unless the reader has scrolled away from it. */
 let atEnd = true;
+let touched = -Infinity; // when the reader's wheel, finger, mouse or keyboard was last at the thread
 export function watchScrolling() {
+  for (const kind of ["wheel", "touchmove", "pointerdown", "keydown"]) {
+    $("thread").addEventListener(kind, () => (touched = performance.now()), { passive: true });
+  }
   $("thread").addEventListener("scroll", () => {
     const { scrollTop, clientHeight, scrollHeight } = $("thread");
-    atEnd = scrollTop + clientHeight > scrollHeight - 60;
+    if (scrollTop + clientHeight > scrollHeight - 60) atEnd = true;
+    else if (performance.now() - touched < 1500) atEnd = false; // else the text has moved, not the reader
   });
-  new ResizeObserver(follow).observe($("messages"));
+  new ResizeObserver(() => running.has(current) && follow()).observe($("messages"));
 }
 function follow() {
   if (atEnd) $("thread").scrollTop = $("thread").scrollHeight;

@@ -67,7 +67,7 @@ export const preferences = {
   },
 };
 
-/** Asks for a line of text (`field` gives the input's properties), or without a field for a yes. Resolves to null on no. */
+/** Asks for a line of text, or for a yes where no `field` (properties of the input) is given. No gives null. */
 export function ask(text, yes, field) {
   const dialog = $("question");
   const input = dialog.querySelector("input");

@@ -23,7 +23,7 @@ export const WORDS = {
   greeting: ["What would you like to know?", "想问点什么？"],
   greeting_hint: [
     "Each answer weighs your query against the keys and values of all that was said before.",
-    "每个回答，都是拿你的查询 (query) 与此前内容的键 (key) 和值 (value) 相互比较的结果。",
+    "每个回答，都是用查询 (query) 比对此前内容的键 (key)，再取出对应的值 (value)。",
   ],
   message: ["Message", "消息"],
   message_hint: ["Write a message", "输入消息"],
@@ -100,7 +100,7 @@ export const WORDS = {
   way_cached: ["From the cache", "使用缓存"],
   way_streamed: ["Streamed", "流式"],
   verify_same: ["Equal: four ways, one answer.", "一致：四种方式，同一个回答。"],
-  verify_different: ["Different! Please report this, with the model and the server's version.", "不一致！请附上模型和服务器版本报告此问题。"],
+  verify_different: ["Different! Please report this with the model and the version.", "不一致！请附上模型和服务器版本报告此问题。"],
 };
 
 const LANGUAGES = ["en", "zh"];

@@ -31,14 +31,26 @@ function link(address, ...children) {
 export function writeInline(text, parent) {
   const stack = [{ node: parent, mark: "" }];
   const unclosed = new Set(); // lengths of backtick runs that no later run closes
-  const add = (...nodes) => stack.at(-1).node.append(...nodes);
+  let words = ""; // text that is not in a node yet: many small pieces become one
+  const flush = () => {
+    if (words) stack.at(-1).node.append(words);
+    words = "";
+  };
+  const add = (piece) => {
+    if (typeof piece === "string") words += piece;
+    else {
+      flush();
+      stack.at(-1).node.append(piece);
+    }
+  };
   let at = 0;
   while (at < text.length) {
     const plain = match(PLAIN, text, at);
     if (plain) add(plain[0]);
     at += plain?.[0].length ?? 0;
-    if (at < text.length) at += special(text, at, { stack, unclosed, add });
+    if (at < text.length) at += special(text, at, { stack, unclosed, add, flush });
   }
+  flush();
   while (stack.length > 1) undo(stack);
   parent.normalize();
 }
@@ -89,7 +101,8 @@ function links(text, at, { add, stack }) {
 /** An address in running text ends before the sentence's own signs. */
 function withoutEnd(address) {
   let end = address.length;
-  while (".,;:!?".includes(address[end - 1]) || (address[end - 1] === ")" && !address.slice(0, end).includes("("))) end--;
+  const isSign = (last) => ".,;:!?".includes(last) || (last === ")" && !address.includes("("));
+  while (isSign(address[end - 1])) end--;
   return address.slice(0, end);
 }
 
@@ -114,7 +127,7 @@ function codeSpan(text, at, { unclosed, add }) {
 }
 
 /** Opens or closes emphasis. Of a run of three, `*` opens first and the innermost open mark closes first. */
-function mark(text, at, { stack, add }) {
+function mark(text, at, { stack, add, flush }) {
   const run = match(/\*+|_+|~+/y, text, at)[0];
   const [before, after] = [text[at - 1] ?? " ", text[at + run.length] ?? " "];
   const inWord = run[0] === "_";
@@ -126,6 +139,7 @@ function mark(text, at, { stack, add }) {
   const own = run.slice(0, size);
   const place = stack.findLastIndex((open) => open.mark === own);
   if (closes && place > 0) {
+    flush();
     while (stack.length - 1 > place) undo(stack);
     stack.pop();
     return size;

@@ -47,8 +47,9 @@ export class LiveMarkdown {
   }
 }
 
-/** Makes a node equal to a fresh one and gives the node in place. What is equal stays, and so does a selection in it. */
+/** Makes a node equal to a fresh one and gives the node in place. What is equal stays, as does a selection in it. */
 function morph(old, fresh) {
+  if (old.isEqualNode(fresh)) return old;
   if (old.nodeType === Node.TEXT_NODE && fresh.nodeType === Node.TEXT_NODE) {
     if (fresh.data.startsWith(old.data)) old.appendData(fresh.data.slice(old.data.length));
     else old.data = fresh.data;

@@ -18,8 +18,9 @@ function showTheme(theme) {
 
 async function showModel() {
   try {
-    const [{ id, max_model_len: context }] = await models();
+    const [{ id, max_model_len: context, capabilities }] = await models();
     $("model").dataset.id = id;
+    $("settings-form").elements.think.disabled = capabilities?.thinking === false;
     $("model").textContent = context ? t("context", { model: id, count: number(context) }) : id;
   } catch (error) {
     if (error.kind === "error_key") return askForKey();

@@ -1,4 +1,4 @@
-// Markdown into DOM nodes, block by block. Model output is never trusted: it becomes text nodes in elements of our choice.
+// Markdown into DOM nodes, block by block. Model output is never trusted: it becomes text in elements of our choice.
 
 import { h } from "./dom.js";
 import { t } from "./i18n.js";
@@ -62,9 +62,10 @@ function codeBlock(text, language) {
 function readFormula(lines, at) {
   const close = lines[at].trim().startsWith("$$") ? "$$" : "\\]";
   const rest = lines[at].trim().slice(2);
-  const end = rest.endsWith(close) ? at : until(lines, at + 1, (line) => line.trimEnd().endsWith(close) || isBlank(line));
+  const closes = (line) => line.trimEnd().endsWith(close) || isBlank(line);
+  const end = rest.endsWith(close) ? at : until(lines, at + 1, closes);
   const code = h("code", {}, lines.slice(at, end + 1).join("\n"));
-  return { node: h("pre", { class: "formula", tabindex: 0, role: "region", "aria-label": t("formula") }, code), end: end + 1 };
+  return { node: h("pre", { tabindex: 0, role: "region", "aria-label": t("formula") }, code), end: end + 1 };
 }
 
 function readHeading(lines, at) {
@@ -117,7 +118,8 @@ function item(lines, depth) {
 
 const cells = (line) => {
   const inner = line.trim().replace(/^\|/, "");
-  return (inner.endsWith("|") ? inner.slice(0, -1) : inner).split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
+  const texts = (inner.endsWith("|") ? inner.slice(0, -1) : inner).split(/(?<!\\)\|/);
+  return texts.map((cell) => cell.trim().replaceAll("\\|", "|"));
 };
 
 function startsTable(lines, at) {
@@ -127,7 +129,8 @@ function startsTable(lines, at) {
 }
 
 function readTable(lines, at, depth) {
-  const sides = cells(lines[at + 1]).map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "middle" : "end") : null));
+  const sideOf = (cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "middle" : "end") : null);
+  const sides = cells(lines[at + 1]).map(sideOf);
   const row = (tag, line) => {
     const texts = cells(line);
     const made = sides.map((side) => h(tag, { class: side, scope: tag === "th" && "col" }));

@@ -21,7 +21,8 @@ function button(word, action, attributes = {}) {
 }
 
 function startEditing(article, message, actions) {
-  const area = h("textarea", { "aria-label": t("message"), rows: Math.min(12, message.content.split("\n").length + 1) });
+  const rows = Math.min(12, message.content.split("\n").length + 1);
+  const area = h("textarea", { "aria-label": t("message"), rows });
   area.value = message.content;
   const cancel = () => {
     const again = userMessage(message, actions);

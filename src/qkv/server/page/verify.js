@@ -5,8 +5,8 @@ import { $, h } from "./dom.js";
 import { number, t } from "./i18n.js";
 import { describeError } from "./message.js";
 
-const TASK = "Write a few lines about the sea. Name its colours, its sounds and what lives in it, and end with a question.";
-const OTHERS = ["One.", "Count to ten.", "What is rain?", "Name a tree.", "Say hello.", "Why is it late?", "Write a rhyme."];
+const TASK = "Write a few lines about the sea. Name its colours, its sounds and what lives in it. End with a question.";
+const OTHERS = ["One.", "Count to ten.", "What is rain?", "Name a tree.", "Say hello.", "Why?", "Write a rhyme."];
 
 export function showVerification() {
   $("verify-rows").replaceChildren();
@@ -19,7 +19,8 @@ export function showVerification() {
 export async function runVerification(model) {
   // A number never used before: the first way finds nothing in the cache.
   const prompt = `${Math.random()}: ${TASK}`;
-  const body = (content) => ({ model, messages: [{ role: "user", content }], temperature: 0.8, seed: 7, max_tokens: 48 });
+  const fields = { model, temperature: 0.8, seed: 7, max_tokens: 48 };
+  const body = (content) => ({ ...fields, messages: [{ role: "user", content }] });
   const ways = {
     way_alone: () => complete(body(prompt)),
     way_eight: async () => (await Promise.all([prompt, ...OTHERS].map((text) => complete(body(text)))))[0],
@@ -59,7 +60,7 @@ function showRow(way, { choices: [{ message }], usage }) {
   return text;
 }
 
-/** FNV-1a of 64 bits. The browser's own SHA-256 is missing on plain HTTP; equality is judged by the texts themselves. */
+/** FNV-1a of 64 bits: the browser's SHA-256 is missing on plain HTTP. Equality is judged by the texts themselves. */
 function fingerprint(text) {
   let hash = 0xcbf29ce484222325n;
   for (const byte of new TextEncoder().encode(text)) hash = BigInt.asUintN(64, (hash ^ BigInt(byte)) * 0x100000001b3n);
