@@ -8,9 +8,9 @@ import pytest
 from qkv.errors import ModelFileError
 from qkv.explain import attention_cost
 from qkv.explain.attention_cost import AttentionCost, Phase
-from qkv.kernels.sizes import BLOCK
+from qkv.kernels.sizes import BLOCK, STEP_TOKENS
 from qkv.measure import attention_timing
-from qkv.measure.attention_timing import decode_program, measure, new_pool, prefill_program
+from qkv.measure.attention_timing import attention_steps, measure, new_pool
 from qkv.model.attention import attention
 from qkv.model.config import PRESETS
 from qkv.model.cost import Limits
@@ -21,11 +21,15 @@ QWEN3 = PRESETS["Qwen/Qwen3-0.6B"]
 LIMITS = Limits(20e9, 100e9, 400e9)
 
 
-def pool_of(k, v):
+def config_of(heads, kv_heads, d):
+    return tiny_config(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=d)
+
+
+def pool_of(config, k, v):
     """A cache that holds k and v [S, H_kv, d]; the rest of the last block is NaN."""
     S, kv_heads, d = k.shape
     blocks = -(-S // BLOCK)
-    pool = new_pool(blocks, kv_heads, d)
+    pool = new_pool(config, S)
     numbers = pool.bytes.view(np.float16).reshape(blocks, kv_heads, 2, BLOCK * d)
     numbers[:] = np.nan
     keys = numbers[:, :, 0].reshape(blocks, kv_heads, d, BLOCK)
@@ -37,31 +41,35 @@ def pool_of(k, v):
     return pool
 
 
+def run(*arguments):
+    """The outputs of all steps, one after the other."""
+    steps = attention_steps(*arguments)
+    for program, _ in steps:
+        team().run(program)
+    return np.concatenate([out for _, out in steps])
+
+
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("T", "heads", "kv_heads", "d"), [(1, 2, 1, 32), (77, 4, 2, 32), (600, 6, 2, 64)])
+@pytest.mark.parametrize(
+    ("T", "heads", "kv_heads", "d"), [(1, 2, 1, 32), (77, 4, 2, 32), (600, 6, 2, 64), (STEP_TOKENS + 1, 3, 1, 16)]
+)
 def test_what_is_timed_is_attention(T, heads, kv_heads, d, threads):
-    rng = np.random.default_rng(T)
+    rng, config = np.random.default_rng(T), config_of(heads, kv_heads, d)
     q = rng.standard_normal((T, heads, d)).astype(np.float32)
     k, v = rng.standard_normal((2, T, kv_heads, d)).astype(np.float16)
-    expected = attention(q.astype(float), k.astype(float), v.astype(float))
-    program, out = prefill_program(q, pool_of(k, v), threads)
-    team().run(program)
-    np.testing.assert_allclose(out, expected, atol=1e-5)
-    program, out = decode_program(q[-1], pool_of(k, v), T, 1, threads)
-    team().run(program)
-    np.testing.assert_allclose(out, expected[-1], atol=1e-5)
+    expected, pool = attention(q.astype(float), k.astype(float), v.astype(float)), pool_of(config, k, v)
+    np.testing.assert_allclose(run(config, q, 0, pool, threads), expected, atol=1e-5)
+    np.testing.assert_allclose(run(config, q[-1:], T - 1, pool, threads), expected[-1:], atol=1e-5)
 
 
-def test_several_histories_are_read_one_after_the_other():
-    """Only the first two are there; the outputs are the second's."""
-    rng = np.random.default_rng(0)
+def test_every_layer_reads_its_own_part_of_the_cache():
+    """Two layers take turns in the blocks; the outputs are the second's."""
+    rng, config = np.random.default_rng(0), config_of(4, 2, 32)
     q = rng.standard_normal((1, 4, 32)).astype(np.float32)
     k, v = rng.standard_normal((2, 192, 2, 32)).astype(np.float16)
-    program, out = decode_program(q[0], pool_of(k, v), 96, 2, 2)
-    team().run(program)
-    np.testing.assert_allclose(
-        out, attention(q.astype(float), k[96:].astype(float), v[96:].astype(float))[0], atol=1e-5
-    )
+    found = run(config, q, 95, pool_of(config, k, v)._replace(layers=2), 2)
+    k, v = (x.reshape(3, 2, BLOCK, 2, 32)[:, 1].reshape(96, 2, 32).astype(float) for x in (k, v))
+    np.testing.assert_allclose(found, attention(q.astype(float), k, v), atol=1e-5)
 
 
 def test_every_length_is_measured(monkeypatch):

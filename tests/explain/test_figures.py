@@ -50,17 +50,24 @@ def test_every_drawing_becomes_a_png(name, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["plot.png"]
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path):
+@pytest.mark.parametrize(
+    ("fault", "raised", "message"),
+    [
+        (OSError(28, "No space left on device"), QkvError, r"plot\.png cannot be written: No space left on device"),
+        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+    ],
+)
+def test_a_failed_write_leaves_the_old_file(tmp_path, fault, raised, message):
     path = tmp_path / "plot.png"
     path.write_bytes(b"old")
 
-    class Full:
+    class Broken:
         def savefig(self, file, **options):
             file.write(b"half")
-            raise OSError(28, "No space left on device")
+            raise fault
 
-    with pytest.raises(QkvError, match=r"plot\.png cannot be written: No space left on device"):
-        figures.save(Full(), path)
+    with pytest.raises(raised, match=message):
+        figures.save(Broken(), path)
     assert path.read_bytes() == b"old"
     assert [file.name for file in tmp_path.iterdir()] == ["plot.png"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +35,12 @@ def check_target(path: Path) -> None:
 
 def save(figure: Any, path: Path) -> None:
     """Write the figure as a PNG: completely or not at all. Raises QkvError."""
-    temporary = None
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        with os.fdopen(handle, "wb") as file:
+        with unfinished.open("wb") as file:
             figure.savefig(file, format="png", dpi=144)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
+        unfinished.replace(path)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise QkvError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    finally:
+        unfinished.unlink(missing_ok=True)

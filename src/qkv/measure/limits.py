@@ -28,19 +28,19 @@ from qkv.runtime.warmup import compile_in_child
 
 CHAINS = 12  # independent sums, so that no multiply-add waits for another: latency 4-5, two a cycle
 ROUNDS = 1 << 20
-RUNS = 5
+MOMENT = 0.1  # seconds of runs: several times as long as another program may take a core away
 
 
 def measure_limits(threads: int, progress: Progress = silent, clock: Clock = time.perf_counter) -> Limits:
-    """The best of a few runs of each, on `threads` threads. Takes two seconds and 0.5 GB. Raises ParameterError."""
+    """The best of many runs of each, on `threads` threads. Takes two seconds and 0.5 GB. Raises ParameterError."""
     reader = Reader(threads, progress=progress, clock=clock)
     compile_in_child(__name__, "limits", progress)
     sums = np.zeros(threads * 32, np.float32)
     codes = np.arange(32 * CHAINS, dtype=np.uint8)
     reading = max(reader.tune(progress=progress).values())
     reader.close()
-    counting = _best(Program(multiply_add, (ROUNDS, sums), threads), clock)
-    counting_bytes = _best(Program(multiply_bytes, (ROUNDS, codes, sums.view(np.int32)), threads), clock)
+    counting = fastest(Program(multiply_add, (ROUNDS, sums), threads), clock, MOMENT)
+    counting_bytes = fastest(Program(multiply_bytes, (ROUNDS, codes, sums.view(np.int32)), threads), clock, MOMENT)
     operations = 2 * threads * ROUNDS * CHAINS
     return Limits(reading, 8 * operations / counting, 32 * operations / counting_bytes)
 
@@ -94,17 +94,15 @@ def multiply_bytes(tid, n, sync, rounds, codes, sums):
     barrier(sync, n)
 
 
-def _best(program: Program, clock: Clock) -> float:
-    """Seconds of the fastest of a few runs."""
+def fastest(program: Program, clock: Clock, moment: float) -> float:
+    """Seconds of the fastest of as many runs as fill `moment` seconds, at least one; the first run does not count."""
     team().run(program)
-    return min(seconds_of(program, clock) for _ in range(RUNS))
-
-
-def seconds_of(program: Program, clock: Clock) -> float:
-    """One run."""
-    began = clock()
-    team().run(program)
-    return clock() - began
+    times: list[float] = []
+    while sum(times) < moment:
+        began = clock()
+        team().run(program)
+        times.append(clock() - began)
+    return min(times)
 
 
 def warm(spec: str) -> None:

@@ -77,13 +77,13 @@ class CompiledDecoder:
         self._rope = config.rope()
         self.step_tokens = STEP_TOKENS
         self.pool = BlockPool(pool_blocks(config, cache, context, cache_bytes))
-        self._shape = _shape(config, weights.formats)
+        self._shape = step_shape(config, weights.formats)
         self._weights = Weights(weights.arena, weights.matrices, weights.vectors, layer_records(config))
-        self._input = b = _new_input(config, blocks_for(context))
+        self._input = b = new_input(config, blocks_for(context))
         self._arrays = (b.ids, b.positions, b.table_at, b.tables, b.tiles, b.parts, b.part_at, b.outputs)
         self._cos, self._sin = np.zeros((2, context, config.head_dim // 2), np.float32)
         self._rotated = 0
-        self._buffers = _new_buffers(config, self._shape, self.pool.size, cache, threads, outputs)
+        self._buffers = new_buffers(config, self._shape, self.pool.size, cache, threads, outputs)
         compile_kernels(weights.formats, progress)
         arrays = (self._input, self._shape, self._weights, self._buffers)
         self._program = Program(step_for(weights.formats), arrays, threads)
@@ -250,13 +250,14 @@ def warm(spec: list[str]) -> None:
         rope_theta=1e4,
         tie_word_embeddings=True,
     )
-    shape = _shape(config, frozenset(spec))
+    shape = step_shape(config, frozenset(spec))
     weights = Weights(new_arena(64), np.zeros(1, MATRIX), np.zeros(1, np.float32), np.zeros(1, LAYER))
-    arrays = (_new_input(config, 1), shape, weights, _new_buffers(config, shape, 1, "f32", 1, 1))
+    arrays = (new_input(config, 1), shape, weights, new_buffers(config, shape, 1, "f32", 1, 1))
     Program(step_for(frozenset(spec)), arrays, 1).compile()
 
 
-def _shape(config: ModelConfig, formats: Iterable[str]) -> Shape:
+def step_shape(config: ModelConfig, formats: Iterable[str]) -> Shape:
+    """The shape of a model's step, its matrices in these formats."""
     rows = TILE_TOKENS * padded_group(config.heads_per_kv_head)
     widest = max(config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim)
     return Shape(
@@ -300,7 +301,8 @@ def kv_block_bytes(config: ModelConfig, cache: str) -> int:
     return 2 * half_block_bytes(cache, config.head_dim) * config.num_key_value_heads * config.num_hidden_layers
 
 
-def _new_input(config: ModelConfig, table: int) -> StepInput:
+def new_input(config: ModelConfig, table: int) -> StepInput:
+    """An empty batch of up to 512 tokens, each with at most `table` cache blocks."""
     tokens = STEP_TOKENS
     int64 = {
         "command": forward.COMMANDS,
@@ -317,7 +319,8 @@ def _new_input(config: ModelConfig, table: int) -> StepInput:
     return StepInput(**{name: np.zeros(size, np.int64) for name, size in int64.items()}, **rotation)
 
 
-def _new_buffers(config: ModelConfig, shape: Shape, blocks: int, cache: str, threads: int, outputs: int) -> Buffers:
+def new_buffers(config: ModelConfig, shape: Shape, blocks: int, cache: str, threads: int, outputs: int) -> Buffers:
+    """Room for a step on so many threads, and a cache of so many blocks."""
     memory = new_arena(blocks * kv_block_bytes(config, cache))
     pool = Pool(
         kind=CACHE_KINDS.index(cache),
