@@ -50,24 +50,14 @@ class AttentionCost:
 
 
 def compute(
-    config: ModelConfig,
-    threads: int,
-    progress: Progress = silent,
-    *,
-    prompts: list[int] = PROMPTS,
-    contexts: list[int] = CONTEXTS,
-    clock: Clock = time.perf_counter,
+    config: ModelConfig, threads: int, progress: Progress = silent, *, clock: Clock = time.perf_counter
 ) -> AttentionCost:
     """Count, and measure on this machine. Takes a few seconds, and 0.5 GB for the memory's limit."""
     limits = measure_limits(threads, progress, clock)
-    prefill, decode = measure(config, prompts, contexts, threads, progress, clock)
-    return AttentionCost(
-        config,
-        threads,
-        limits,
-        _phase("prefill", config, prompts, prefill),
-        _phase("decode", config, contexts, decode),
-    )
+    seconds = measure(config, PROMPTS, CONTEXTS, threads, progress, clock)
+    prefill = _phase("prefill", config, PROMPTS, seconds[0])
+    decode = _phase("decode", config, CONTEXTS, seconds[1])
+    return AttentionCost(config, threads, limits, prefill, decode)
 
 
 def _phase(name: str, config: ModelConfig, lengths: list[int], seconds: list[float]) -> Phase:
@@ -104,19 +94,10 @@ def report(result: AttentionCost, name: str, width: int) -> str:
         for T, textbook, executed, size, seconds in zip(
             phase.lengths, phase.textbook, phase.executed, phase.bytes, phase.seconds, strict=True
         ):
-            rows.append(
-                (
-                    f"T = {T}",
-                    si(textbook),
-                    si(executed),
-                    si(size, "B"),
-                    si(seconds, "s"),
-                    si(executed / seconds),
-                    f"{100 * executed / seconds / limits.flop_per_second:.0f} %",
-                    si(size / seconds),
-                    f"{100 * size / seconds / limits.bytes_per_second:.0f} %",
-                )
-            )
+            operations = _rate(executed / seconds, limits.flop_per_second)
+            reading = _rate(size / seconds, limits.bytes_per_second)
+            counts = si(textbook), si(executed), si(size, "B"), si(seconds, "s")
+            rows.append((f"T = {T}", *counts, *operations, *reading))
         text += f"{table(rows)}measured time ~ T^{phase.exponent:.2f}\n\n"
     text += "measured seconds, bars on a logarithmic scale\n"
     text += beside([(phase.name, _times(phase, width // 2 - 2)) for phase in (result.prefill, result.decode)], width)
@@ -129,28 +110,25 @@ def report(result: AttentionCost, name: str, width: int) -> str:
     )
 
 
+def _rate(per_second: float, limit: float) -> tuple[str, str]:
+    """A rate, and which part of the limit it is."""
+    return si(per_second), f"{100 * per_second / limit:.0f} %"
+
+
 def _times(phase: Phase, width: int) -> list[str]:
     labels, text = [f"T = {T}" for T in phase.lengths], [si(seconds, "s") for seconds in phase.seconds]
     return bars(labels, phase.seconds, width, text=text, log=True).splitlines()
 
 
-def _compute(result: AttentionCost) -> list[float]:
-    """Least seconds of prefill's operations."""
-    return [executed / result.limits.flop_per_second for executed in result.prefill.executed]
-
-
-def _memory(result: AttentionCost) -> list[float]:
-    """Least seconds of decode's bytes."""
-    return [size / result.limits.bytes_per_second for size in result.decode.bytes]
-
-
 def draw(result: AttentionCost, name: str, figure: Any) -> None:
     """Times against T with both limits, and operations against T."""
     times, counts = figure.subplots(1, 2)
-    for phase, colour, least, limit in (
-        (result.prefill, COLOURS[0], _compute(result), f"{result.limits.flop_per_second / 1e9:.0f} GFLOP/s"),
-        (result.decode, COLOURS[1], _memory(result), f"{result.limits.bytes_per_second / 1e9:.1f} GB/s"),
+    flop, size = result.limits.flop_per_second, result.limits.bytes_per_second
+    for phase, colour, work, rate, limit in (
+        (result.prefill, COLOURS[0], result.prefill.executed, flop, f"{flop / 1e9:.0f} GFLOP/s"),
+        (result.decode, COLOURS[1], result.decode.bytes, size, f"{size / 1e9:.1f} GB/s"),
     ):
+        least = [amount / rate for amount in work]
         times.loglog(phase.lengths, phase.seconds, "o", color=colour, label=f"{phase.name}: T^{phase.exponent:.2f}")
         times.loglog(phase.lengths, least, "--", color=colour, linewidth=1, label=f"{phase.name} at {limit}")
         counts.loglog(phase.lengths, phase.textbook, "-", color=GREY, linewidth=1)

@@ -25,6 +25,11 @@ def new_figure() -> Any:
     return figure
 
 
+def legend_below(axes: Any) -> None:
+    """Put the legend under the plot, where it hides nothing."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, frameon=False)
+
+
 def check_target(path: Path) -> None:
     """Raise QkvError if no file could be written there, before anything is computed for it."""
     if path.is_dir():

@@ -131,18 +131,14 @@ def _sharing(groups: list[list[int]], width: int) -> str:
 
 
 def _wrong(result: HeadShapes, width: int) -> str:
+    """What a head of hidden/H numbers would change."""
     config, right, wrong = result.config, result.right, result.wrong
     ratio = config.hidden_size / config.num_attention_heads
+    division = f"hidden/H = {config.hidden_size}/{config.num_attention_heads} = {ratio:g}"
     if wrong is None:
         same = "the size of its heads" if ratio == config.head_dim else "not even a whole number"
-        return paragraph(
-            f"hidden/H = {config.hidden_size}/{config.num_attention_heads} = {ratio:g}: {same} here.", width
-        )
-    text = paragraph(
-        f"""Many models have d = hidden/H. Taking that for granted here gives a decoder of another shape:
-        d = {config.hidden_size}/{config.num_attention_heads} = {wrong.head_dim}.""",
-        width,
-    )
+        return paragraph(f"{division}: {same} here.", width)
+    text = paragraph(f"Many models have d = hidden/H. Here d = {division} would be a decoder of another shape.", width)
     rows = [
         ("", f"head_dim = {right.head_dim}", f"hidden/H = {wrong.head_dim}"),
         ("q_proj's outputs, o_proj's inputs", f"{right.q_size:,}", f"{wrong.q_size:,}"),
@@ -153,9 +149,9 @@ def _wrong(result: HeadShapes, width: int) -> str:
     ]
     text += table(rows) + "\n"
     return text + paragraph(
-        f"""The file's q_proj has {right.q_size:,} rows, so a loader that checks shapes refuses it. One that does not
-        would cut each head of {right.head_dim} into {right.head_dim / wrong.head_dim:g}, and the scale alone would make
-        scores {wrong.scale / right.scale:.3f} times too large.""",
+        f"""A loader that checks shapes refuses it, since q_proj has {right.q_size:,} rows. Another would cut each head
+        of {right.head_dim} into {right.head_dim / wrong.head_dim:g}, and its scale alone would make scores
+        {wrong.scale / right.scale:.3f} times too large.""",
         width,
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.explain.charts import bars_beside, paragraph, si, table
-from qkv.explain.figures import COLOURS, GREY
+from qkv.explain.figures import COLOURS, GREY, legend_below
 from qkv.explain.trace import Heads
 from qkv.model.attention import Array, future, softmax
 
@@ -66,7 +66,7 @@ def compute(sizes: Sequence[int] = SIZES, sigmas: Sequence[float] = SIGMAS, seed
         q, k = rng.standard_normal((VECTORS, d)), rng.standard_normal((KEYS, d))
         spread[i] = [_softmax_of([softmax(scale * (q @ k.T))]) for scale in scales(d)]
     mean, variance, lowest, highest = np.moveaxis(dots, -1, 0)
-    return Scaling(tuple(sizes), tuple(sigmas), mean, variance, lowest, highest, _softmax_from(spread))
+    return Scaling(tuple(sizes), tuple(sigmas), mean, variance, lowest, highest, Softmax(*np.moveaxis(spread, -1, 0)))
 
 
 def scales(d: int) -> tuple[float, float, float]:
@@ -99,11 +99,6 @@ def _softmax_of(weights: Sequence[Array]) -> tuple[float, float, float]:
     largest = np.concatenate([p.max(axis=-1) for p in weights])
     gradient = np.concatenate([gradient_norm(p) for p in weights])
     return float(shares.mean()), float(largest.mean()), float(np.median(gradient))
-
-
-def _softmax_from(numbers: Array) -> Softmax:
-    """[…, scales, 3] → the three."""
-    return Softmax(numbers[..., 0], numbers[..., 1], numbers[..., 2])
 
 
 # ------------------------------------------------------------------------------------------ a real model
@@ -147,7 +142,7 @@ def compute_model(layers: Sequence[Heads]) -> ModelScaling:
     stages.append(_stage("after RoPE", [(x.q, x.k) for x in layers]))
     T, _, d = first.q.shape
     spread = np.array([[_softmax_of(_causal_rows(layer, scale)) for scale in scales(d)] for layer in layers])
-    return ModelScaling(d, T, stages, _softmax_from(spread))
+    return ModelScaling(d, T, stages, Softmax(*np.moveaxis(spread, -1, 0)))
 
 
 def _stage(name: str, layers: Sequence[tuple[Array, Array]]) -> Stage:
@@ -291,7 +286,7 @@ def draw(result: Scaling, figure: Any) -> None:
     for axes in (variance, largest, gradient):
         axes.set_xscale("log", base=2)
         axes.set_xticks(result.sizes, [str(d) for d in result.sizes])
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, frameon=False)  # below: hides nothing
+        legend_below(axes)
 
 
 def draw_model(result: ModelScaling, name: str, figure: Any) -> None:
@@ -305,7 +300,7 @@ def draw_model(result: ModelScaling, name: str, figure: Any) -> None:
     figure.suptitle(name)
     _draw_softmax(largest, gradient, layers, result.softmax, "layer")
     for axes in (ratio, largest, gradient):
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, frameon=False)  # below: hides nothing
+        legend_below(axes)
 
 
 def _draw_softmax(largest: Any, gradient: Any, x: Sequence[int] | NDArray[Any], result: Softmax, x_name: str) -> None:

@@ -19,7 +19,7 @@ from qkv.measure.bandwidth import Clock
 from qkv.measure.limits import fastest
 from qkv.model.attention import Array
 from qkv.model.compiled import TILE_TOKENS, new_buffers, new_input, step_shape
-from qkv.model.config import ModelConfig
+from qkv.model.config import PRESETS, ModelConfig
 from qkv.model.forward import Step, Weights, attend, finish_attention
 from qkv.model.layers import layer_records
 from qkv.model.paged import blocks_for
@@ -122,5 +122,6 @@ def attend_layers(tid, n, sync, input, shape, weights, buffers):
 
 def warm(spec: str) -> None:
     """Compile it (called by `compile_in_child`)."""
-    config = ModelConfig("qwen3", 32, 32, 1, 1, 1, 32, 32, 32, 1e-6, 1e4, True)
-    attention_steps(config, np.zeros((1, 1, 32), np.float32), 0, new_pool(config, 1), 1)[0][0].compile()
+    config = PRESETS["Qwen/Qwen3-0.6B"]  # any would do: only the types of its numbers and arrays count
+    q = np.zeros((1, config.num_attention_heads, config.head_dim), np.float32)
+    attention_steps(config, q, 0, new_pool(config, 1), 1)[0][0].compile()

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 """How fast memory can be read here: the best of several ways of reading a large array once, on huge pages.
 
-A way is how many places a thread reads at once, how large a piece it claims, and how far ahead it asks for what comes.
-What is best depends on the processor's own prefetching, so all are tried. Nothing that reads all of its weights once a
-step can be faster than this, for long.
+A way is how many places a thread reads at once, how large a piece it claims, and how far ahead it prefetches. Which way
+is best depends on the processor's own prefetching, so all are tried. Decoding reads all weights once a step, so it
+cannot be faster than this.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Way(NamedTuple):
     ahead: int
 
     def numbers(self) -> list[int]:
-        """What the kernel wants to know: passes a piece, numbers a pass moves on, ahead, where the vectors are."""
+        """The kernel's `way`: passes a piece, numbers from pass to pass, numbers ahead, where each vector begins."""
         part = self.piece // 4 // self.streams
         each = VECTORS // self.streams
         offsets = [stream * part + i * VECTOR for stream in range(self.streams) for i in range(each)]
@@ -102,7 +102,7 @@ class Reader:
 @inlined
 @kernel
 def ask(numbers, at, a, b, c, d):
-    """Ask for four cache lines."""
+    """Prefetch four cache lines."""
     prefetch(numbers, at + a)
     prefetch(numbers, at + b)
     prefetch(numbers, at + c)
@@ -119,7 +119,7 @@ def plus_four(sums, numbers, at, a, b, c, d):
 
 @kernel
 def read_all(tid, n, sync, numbers, way, sums):
-    """Add up all numbers: eight vectors a pass, which are from `Way.streams` places."""
+    """Add up all numbers: a pass takes eight vectors, from `Way.streams` places."""
     passes, step, ahead = way[0], way[1], way[2]
     a, b, c, d, e, f, g, h = way[3], way[4], way[5], way[6], way[7], way[8], way[9], way[10]
     none = splat_i32(0)
