@@ -146,7 +146,7 @@ def test_health_and_metrics(llm, says):
         assert values["qkv_generated_tokens_total"] == "6.0"
         assert values["qkv_time_to_first_token_seconds_count"] == "2.0"
         assert float(values["qkv_cache_queries_total"]) == before.queries + 2
-        assert values["qkv_requests_open"] == "0.0"
+        assert values["qkv_requests_open"] == values["qkv_answers_running"] == values["qkv_answers_waiting"] == "0.0"
         assert server.get("/health").json() == {"status": "ok"}
         server.service.answerer.stopping = True
         assert server.get("/health").status_code == 503

@@ -142,8 +142,7 @@ class Answerer:
     @property
     def healthy(self) -> bool:
         """Whether it can answer."""
-        engine = self.llm._engine
-        return not (self.stopping or engine._closed)
+        return self.llm.healthy and not self.stopping
 
     @property
     def can_chat(self) -> bool:

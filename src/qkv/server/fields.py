@@ -71,6 +71,7 @@ class Sampling(Fields):
     ) = None
     stop_token_ids: list[Annotated[Whole, Field(ge=0)]] | None = None
     ignore_eos: bool | None = None
+    end_repetition: bool | None = None
     regex: Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)] | None = None
     grammar: Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)] | None = None
     choices: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from qkv.engine.prefix import CacheStats
+from qkv.engine.engine import Stats
 from qkv.llm import Completion
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -34,10 +34,10 @@ class Metrics:
     def _seconds(self, name: str, what: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
         return Histogram(f"qkv_{name}_seconds", what, buckets=buckets, registry=self.registry)
 
-    def watch(self, open_requests: Callable[[], int], cache: Callable[[], CacheStats]) -> None:
+    def watch(self, open_requests: Callable[[], int], engine: Callable[[], Stats]) -> None:
         """Read these whenever the metrics are read."""
         self.open.set_function(open_requests)
-        self.registry.register(_Cache(cache))
+        self.registry.register(_Engine(engine))
 
     def count(self, completions: Sequence[Completion], outcome: str, seconds: float) -> None:
         """Note how a request ended. Each completion stands for all choices of its prompt."""
@@ -57,12 +57,16 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Cache(Collector):
-    def __init__(self, stats: Callable[[], CacheStats]) -> None:
+class _Engine(Collector):
+    def __init__(self, stats: Callable[[], Stats]) -> None:
         self._stats = stats
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        stats = self._stats()
+        engine = self._stats()
+        yield GaugeMetricFamily("qkv_answers_running", "Answers that take part in the steps", engine.running)
+        yield GaugeMetricFamily("qkv_answers_waiting", "Answers that wait for their turn", engine.waiting)
+        yield CounterMetricFamily("qkv_preemptions", "Answers that gave their blocks up", engine.preemptions)
+        stats = engine.cache
         yield GaugeMetricFamily("qkv_cache_blocks", "Blocks of the prefix cache", stats.blocks)
         yield GaugeMetricFamily("qkv_cache_blocks_used", "… of running requests", stats.blocks - stats.free_blocks)
         yield GaugeMetricFamily("qkv_cache_blocks_kept", "… kept for later requests", stats.kept_blocks)

@@ -27,7 +27,7 @@ class Service:
         self.llm, self.settings = llm, settings
         self.metrics = Metrics()
         self.answerer = Answerer(llm, settings, self.metrics)
-        self.metrics.watch(lambda: self.answerer.open, lambda: llm.cache_stats)
+        self.metrics.watch(lambda: self.answerer.open, llm.stats)
         self.started = int(time.time())
         self.id = model_id(llm.name)
         self.names = [self.id, *settings.aliases]
