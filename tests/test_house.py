@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "model": {"kernels", "runtime"},
     "weights": {"model", "kernels", "runtime"},
     "engine": {"model", "kernels"},
-    "text": set(),
+    "text": {"model"},
     "explain": {"measure", "model"},
     "measure": {"model", "kernels", "runtime"},
     "completion": {"engine", "text"},

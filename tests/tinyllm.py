@@ -21,7 +21,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from qkv import LLM, SamplingParams
 from qkv.model.config import ModelConfig
-from qkv.text.tokens.spelling import token_to_bytes
+from qkv.text.tokens.token_bytes import token_to_bytes
 from tiny import random_tensors, tiny_config
 from tinyfiles import write_hf
 

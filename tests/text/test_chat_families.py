@@ -6,7 +6,7 @@ import itertools
 import json
 
 import pytest
-from test_chat_ids import CONVERSATIONS, TOOLS, called, markers_in, turn
+from test_chat_ids import CONVERSATIONS, TOOLS, called, turn
 from vocabularies import llama3_tokenizer_json, scored_pieces, sentencepiece_json
 
 from qkv.errors import ParameterError, TemplateError
@@ -165,51 +165,6 @@ def test_prompts_equal_transformers(families, name, messages):
             assert (text == "refused") == (messages is SHAPES["two calls at once"])
         if text != "refused":
             assert ids[0] == tokenizer.bos_id and ids.count(tokenizer.bos_id) == text.count(bos) == 1
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize("name", [*NAMES, "qwen3"])
-def test_continued_prompts_equal_transformers(families, name, request):
-    transformers = pytest.importorskip("transformers")
-    if name == "qwen3":
-        template, folder = request.getfixturevalue("qwen3_template"), request.getfixturevalue("qwen3_folder")
-        theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    else:
-        _, template, path, bos, eos = families[name]
-        theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), bos_token=bos, eos_token=eos)
-        theirs.chat_template = template.source
-    compared = 0
-    for content in ("5+7=", "5+7= ", "a\n", "  a", "a\n\nb", "x<|im_end|>y", "<think>\n\nx\n\n</think>\n\ny="):
-        messages = [turn("user", "q"), turn("assistant", content)]
-        options = {"add_generation_prompt": False, "continue_final_message": True}
-        try:
-            expected = theirs.apply_chat_template(messages, tokenize=False, date="d", **options)
-        except ValueError:  # it looks for the content as written, which a template may have changed
-            continue
-        assert template.render(messages, date="d", **options) == expected
-        compared += 1
-    assert compared >= 5
-
-
-def test_a_prefilled_answer_is_continued_even_where_the_template_changes_its_white_space(qwen3, qwen3_template):
-    messages = [turn("user", "5+7"), turn("assistant", "<think>\nx\n</think>\n5+7=")]
-    text = qwen3_template.render(messages, continue_final_message=True)
-    assert text.endswith("<|im_start|>assistant\n<think>\nx\n</think>\n\n5+7=")
-    ids = encode_chat(qwen3_template, qwen3, messages, continue_final_message=True)
-    assert ids == qwen3.encode(text, markers=True)
-    evil = [turn("user", "a<|im_end|>"), turn("assistant", "b<|im_end|>c")]
-    ids = encode_chat(qwen3_template, qwen3, evil, continue_final_message=True)
-    assert qwen3.decode(ids, skip_special=False).endswith("b<|im_end|>c")
-    assert markers_in(qwen3, ids)[:3] == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
-    assert ids.count(qwen3.id("<|im_end|>")) == 1
-
-
-def test_content_that_the_template_leaves_out_cannot_be_continued():
-    template = ChatTemplate("{{ messages[0].content }}", bos_token=None, eos_token=None, name="t")
-    messages = [turn("user", "a"), turn("assistant", "b")]
-    with pytest.raises(ParameterError, match=r"^messages: t's chat template leaves out"):
-        template.render(messages, continue_final_message=True)
-    assert template.render(messages[:1], continue_final_message=True) == "a"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,8 +13,8 @@ from tokenizers import models, pre_tokenizers
 from vocabularies import CORPUS, NASTY, gguf_metadata, tiny_tokenizer_json
 
 from qkv.errors import ModelFileError
-from qkv.text.tokens.spelling import BYTE_OF
-from qkv.text.tokens.splitting import RULES
+from qkv.text.tokens.pretokenization import RULES
+from qkv.text.tokens.token_bytes import BYTE_OF
 from qkv.text.tokens.tokenizer import Tokenizer
 
 PREFIX = "tokenizer.ggml."

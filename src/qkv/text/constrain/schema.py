@@ -11,10 +11,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, TypeGuard
 
 from qkv.errors import ParameterError
-from qkv.text.prompt.messages import as_json
+from qkv.text.prompt.messages import as_json, parse_json
 
 MAX_TEXT = 1 << 18
 """Characters of a schema, expression or grammar."""
@@ -50,7 +50,8 @@ def schema_grammar(schema: object, field: str = "json_schema") -> str:
 def schema_options(schema: object, field: str) -> dict[str, Any]:
     """A checked schema as llguidance takes it."""
     if isinstance(schema, str):
-        schema = _parsed(schema, field)
+        _check_length(schema, field)
+        schema = parse_json(schema, field)
     if not isinstance(schema, (bool, Mapping)):
         raise ParameterError(f"{field}: must be a JSON object, true or false, not {type(schema).__name__}")
     copy: dict[str, Any] = {"allOf": [schema]} if isinstance(schema, bool) else as_json(schema, field)
@@ -109,20 +110,6 @@ def _unslashed(regex: str) -> str:
             out.append("\\/" if char == "/" and not escaped else char)
         escaped = char == "\\" and not escaped
     return "".join(out)
-
-
-def _parsed(text: str, field: str) -> Any:
-    _check_length(text, field)
-
-    def refuse(name: str) -> NoReturn:
-        raise ValueError(f"{name} is not JSON")
-
-    try:
-        return json.loads(text, parse_constant=refuse)
-    except RecursionError:
-        raise ParameterError(f"{field}: nested too deeply") from None
-    except ValueError as error:
-        raise ParameterError(f"{field}: is not valid JSON ({error})") from None
 
 
 def _check_length(text: str, field: str) -> None:

@@ -37,6 +37,20 @@ def as_json(value: object, field: str) -> Any:
         raise ParameterError(f"{field}: nested too deeply") from None
 
 
+def parse_json(text: str, field: str) -> Any:
+    """The value of a JSON text. Raises ParameterError, naming `field`, for any other text and for NaN."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise ParameterError(f"{field}: nested too deeply") from None
+    except ValueError as error:
+        raise ParameterError(f"{field}: is not valid JSON ({error})") from None
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
 def _as_json(value: object, field: str) -> Any:
     if value is None or type(value) in (int, float, bool):
         return value
@@ -130,19 +144,9 @@ def _tool_call(call: object, field: str) -> dict[str, Any]:
 
 def _arguments(arguments: object, field: str) -> dict[str, Any]:
     if isinstance(arguments, str):
-        arguments = as_json(_parse_object(arguments, field), field) if arguments.strip() else {}
+        arguments = as_json(parse_json(arguments, field), field) if arguments.strip() else {}
     if arguments is None:
         return {}
     if not isinstance(arguments, dict):
         raise ParameterError(f"{field}: must be a JSON object, not {type(arguments).__name__}")
     return arguments
-
-
-def _parse_object(text: str, field: str) -> object:
-    def refuse(name: str) -> NoReturn:
-        raise ValueError(f"{name} is not JSON")
-
-    try:
-        return json.loads(text, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise ParameterError(f"{field}: is not valid JSON ({error})") from None

@@ -55,19 +55,14 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
         thinking: bool | None = None,
         **extra: Any,
     ) -> str:
         """The prompt. `thinking`, unless None, becomes the template's `enable_thinking`; `extra` its other variables.
 
-        `continue_final_message`: the prompt ends with the last message's content, for the model to go on.
-
         Raises ParameterError for a malformed conversation, TemplateError (the template's words) if it is refused.
         """
-        prompt = add_generation_prompt and not continue_final_message
-        variables = self._variables(messages, tools, prompt, thinking, extra)
-        return self._render(variables, continues=continue_final_message)
+        return self._render(self._variables(messages, tools, add_generation_prompt, thinking, extra))
 
     def _variables(
         self, messages: object, tools: object, add_generation_prompt: bool, thinking: bool | None, extra: dict[str, Any]
@@ -86,31 +81,11 @@ class ChatTemplate:
         variables["add_generation_prompt"] = add_generation_prompt
         return variables
 
-    def _render(
-        self, variables: dict[str, Any], stand_ins: frozenset[str] = frozenset(), *, continues: bool = False
-    ) -> str:
-        if continues:
-            return self._render_to_the_last_content(variables, stand_ins)
+    def _render(self, variables: dict[str, Any], stand_ins: frozenset[str] = frozenset()) -> str:
         try:
             return run_within(Budget(variables, stand_ins), lambda: self._template.render(variables))
         except Exception as error:
             raise self._error(error) from error
-
-    def _render_to_the_last_content(self, variables: dict[str, Any], stand_ins: frozenset[str]) -> str:
-        """Mark the end of the last message's content, render, and cut there (as Hugging Face does)."""
-        last = variables["messages"][-1]
-        mark = next((char for char in unused(variables, self.source) if char not in stand_ins), None)
-        if mark is None:
-            raise ParameterError("messages: use too many rare characters to find the end of the last one")
-        # The space shows whether the template keeps the white space at the end of a content.
-        marked = {**last, "content": f"{last['content']}{mark} "}
-        rendered = self._render(
-            variables | {"messages": [*variables["messages"][:-1], marked]}, stand_ins | frozenset({mark})
-        )
-        at = rendered.rfind(mark)
-        if at < 0:
-            raise ParameterError(f"messages: {self.name}'s chat template leaves out the content to be continued")
-        return rendered[:at] if rendered[at + 1 : at + 2] == " " else rendered[:at].rstrip()
 
     def _check_roles(self, variables: dict[str, Any]) -> None:
         """Refuse a message that the template leaves out because it does not know its role.
@@ -151,7 +126,6 @@ def encode_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     thinking: bool | None = None,
     add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
     **extra: Any,
 ) -> list[int]:
     """The ids of a conversation. Marker text inside messages, tools and other variables stays plain text.
@@ -160,10 +134,9 @@ def encode_chat(
     are parsed, because that is where a model wrote them and templates look for them. Where nobody wrote marker text,
     the ids are those of Hugging Face's `apply_chat_template`.
     """
-    prompt = add_generation_prompt and not continue_final_message
-    variables = template._variables(messages, tools, prompt, thinking, extra)
+    variables = template._variables(messages, tools, add_generation_prompt, thinking, extra)
     disguise = Disguise(tokenizer, variables, template.source)
-    rendered = template._render(disguise.hide_in(variables), disguise.stand_ins, continues=continue_final_message)
+    rendered = template._render(disguise.hide_in(variables), disguise.stand_ins)
     template._check_roles(variables)
     if not disguise.stand_ins:
         return tokenizer.encode(rendered, markers=True)

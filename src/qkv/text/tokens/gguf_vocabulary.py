@@ -9,17 +9,18 @@ an unknown name is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import AddedToken, Tokenizer, models
 
 from qkv.errors import ModelFileError
-from qkv.text.tokens.library import library_errors
+from qkv.model.keys import Keys, short
+from qkv.text.tokens.pretokenization import RULES, Rules, sentencepiece_rules
 from qkv.text.tokens.sentencepiece import byte_of, merges_from_scores
-from qkv.text.tokens.spelling import BYTE_LEVEL, Spelling, sentencepiece_spelling
-from qkv.text.tokens.splitting import RULES, Rules, sentencepiece_rules
+from qkv.text.tokens.token_bytes import BYTE_LEVEL, Spelling, sentencepiece_spelling
+from qkv.text.tokens.tokenizers_library import library_errors
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 MAX_TOKENS = 1 << 24
@@ -72,22 +73,21 @@ class GgufVocabulary:
 
 def read_gguf_vocabulary(metadata: Mapping[str, object], source: str) -> GgufVocabulary:
     """Read and check the keys. Raises ModelFileError that names `source` and the key."""
-    keys = _Keys(metadata, source)
-    scored = keys.choice("tokenizer.ggml.model", ["gpt2", "llama"]) == "llama"
-    rules = None if scored else RULES[keys.choice("tokenizer.ggml.pre", sorted(RULES))]
-    tokens = keys.strings("tokenizer.ggml.tokens")
+    keys = Keys(metadata, source, prefix="tokenizer.ggml.")
+    scored = _choice(keys, "model", ["gpt2", "llama"]) == "llama"
+    rules = None if scored else RULES[_choice(keys, "pre", sorted(RULES))]
+    tokens = _array(keys, "tokens", "strings", lambda value: isinstance(value, str))
     if not 0 < len(tokens) <= MAX_TOKENS:
-        raise keys.wrong("tokenizer.ggml.tokens", f"has {len(tokens)} entries")
-    types = keys.types("tokenizer.ggml.token_type", len(tokens))
+        raise _wrong(keys, "tokens", f"has {len(tokens)} entries")
+    types = _array(keys, "token_type", "token types from 1 to 6", _is_type, len(tokens))
     ids = _ids(keys, tokens, types)
-    assumed: list[str] = []
     if rules is None:
-        space_first = keys.flag_or("tokenizer.ggml.add_space_prefix", True, "one space before texts", assumed)
+        space_first = _flag(keys, "add_space_prefix", True, "one space before texts")
         rules, spelling = sentencepiece_rules(space_first), sentencepiece_spelling(space_first)
         merges = _scored_merges(keys, tokens, types, ids)
     else:
         spelling = BYTE_LEVEL
-        merges = keys.merges("tokenizer.ggml.merges", ids)
+        merges = _merges(keys, ids)
     control = [token for token, kind in zip(tokens, types, strict=True) if kind in (UNKNOWN, CONTROL)]
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
     return GgufVocabulary(
@@ -98,152 +98,120 @@ def read_gguf_vocabulary(metadata: Mapping[str, object], source: str) -> GgufVoc
         unknown=unknown if scored else None,
         rules=rules,
         spelling=spelling,
-        bos_id=_special_id(keys, "bos", scored, tokens, assumed),
-        eos_id=_special_id(keys, "eos", scored, tokens, assumed),
+        bos_id=_special_id(keys, "bos", scored, tokens),
+        eos_id=_special_id(keys, "eos", scored, tokens),
         end_ids=_end_ids(keys, control, ids, len(tokens)),
-        add_bos=keys.flag_or("tokenizer.ggml.add_bos_token", rules.add_bos, "one BOS before raw prompts", assumed),
-        assumed=tuple(assumed),
+        add_bos=_flag(keys, "add_bos_token", rules.add_bos, "one BOS before raw prompts"),
+        assumed=tuple(keys.assumed),
     )
 
 
-def _ids(keys: _Keys, tokens: list[str], types: list[int]) -> dict[str, int]:
+def _ids(keys: Keys, tokens: list[str], types: list[int]) -> dict[str, int]:
     ids: dict[str, int] = {}
     for id, (token, kind) in enumerate(zip(tokens, types, strict=True)):
         if kind == UNUSED:
             continue
         if ids.setdefault(token, id) != id:
-            raise keys.wrong("tokenizer.ggml.tokens", f"has {token[:40]!r} twice, as {ids[token]} and {id}")
+            raise _wrong(keys, "tokens", f"has {token[:40]!r} twice, as {ids[token]} and {id}")
         if not token and kind != NORMAL:
-            raise keys.wrong("tokenizer.ggml.tokens", f"has an empty control token, id {id}")
+            raise _wrong(keys, "tokens", f"has an empty control token, id {id}")
     return ids
 
 
-def _scored_merges(keys: _Keys, tokens: list[str], types: list[int], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+def _scored_merges(keys: Keys, tokens: list[str], types: list[int], ids: Mapping[str, int]) -> list[tuple[str, str]]:
     """The merges of a SentencePiece vocabulary: only normal pieces are made, and only from normal pieces."""
-    scores = keys.scores("tokenizer.ggml.scores", len(tokens))
+    scores = _array(keys, "scores", "finite numbers", _is_finite, len(tokens))
     for id, (token, kind) in enumerate(zip(tokens, types, strict=True)):
         if kind == BYTE and byte_of(token) is None:
-            raise keys.wrong(
-                "tokenizer.ggml.tokens", f"has the byte token {token[:40]!r}, id {id}; not <0x00> to <0xFF>"
-            )
+            raise _wrong(keys, "tokens", f"has the byte token {token[:40]!r}, id {id}; not <0x00> to <0xFF>")
     if sum(len(token) ** 2 for token in tokens) > MAX_SPLITTING:
-        raise keys.wrong("tokenizer.ggml.tokens", "has longer tokens than any model's vocabulary")
-    if keys.flag("tokenizer.ggml.remove_extra_whitespaces"):
-        raise keys.wrong("tokenizer.ggml.remove_extra_whitespaces", "is true, which qkv does not do")
+        raise _wrong(keys, "tokens", "has longer tokens than any model's vocabulary")
+    if keys.flag("remove_extra_whitespaces"):
+        raise _wrong(keys, "remove_extra_whitespaces", "is true, which qkv does not do")
     normal = {token: id for token, id in ids.items() if types[id] == NORMAL}
     return merges_from_scores(normal, {token: scores[id] for token, id in normal.items()})
 
 
-def _special_id(keys: _Keys, name: str, scored: bool, tokens: list[str], assumed: list[str]) -> int | None:
+def _special_id(keys: Keys, name: str, scored: bool, tokens: list[str]) -> int | None:
     """A special token's id. Where a SentencePiece file names none, the format's default: <s> is 1 and </s> is 2."""
-    key = f"tokenizer.ggml.{name}_token_id"
-    id = keys.id(key, len(tokens))
+    key = f"{name}_token_id"
+    id = _id(keys, key, len(tokens))
     default = {"bos": 1, "eos": 2}[name]
     if id is None and scored and default < len(tokens):
         id = default
-        assumed.append(f"{key} is missing: {id}, which is {tokens[id][:40]!r}")
+        keys.assumed.append(f"{keys.prefix}{key} is missing: {id}, which is {tokens[id][:40]!r}")
     return id
 
 
-def _end_ids(keys: _Keys, control: list[str], ids: dict[str, int], count: int) -> frozenset[int]:
-    named = (keys.id(f"tokenizer.ggml.{kind}_token_id", count) for kind in ("eos", "eot", "eom"))
+def _end_ids(keys: Keys, control: list[str], ids: dict[str, int], count: int) -> frozenset[int]:
+    named = (_id(keys, f"{kind}_token_id", count) for kind in ("eos", "eot", "eom"))
     known = (ids[token] for token in control if token in END_NAMES)
     return frozenset(id for id in (*named, *known) if id is not None)
 
 
-class _Keys:
-    """Typed access to the metadata: each method returns a checked value or raises naming the key."""
+def _is_type(value: object) -> bool:
+    return type(value) is int and NORMAL <= value <= BYTE
 
-    def __init__(self, metadata: Mapping[str, object], source: str) -> None:
-        self._metadata = metadata
-        self._source = source
 
-    def wrong(self, key: str, what: str) -> ModelFileError:
-        return ModelFileError(f"{self._source}: {key} {what}")
+def _is_finite(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(cast(float, value))
 
-    def choice(self, key: str, known: list[str]) -> str:
-        value = self._metadata.get(key)
-        if value is None:
-            raise self.wrong(key, f"is missing; qkv knows {', '.join(known)}")
-        if not isinstance(value, str) or value not in known:
-            raise self.wrong(key, f"is {str(value)[:40]!r}; qkv knows {', '.join(known)}")
+
+def _wrong(keys: Keys, key: str, what: str) -> ModelFileError:
+    return ModelFileError(f"{keys.source}: {keys.prefix}{key} {what}")
+
+
+def _choice(keys: Keys, key: str, known: list[str]) -> str:
+    value = keys.get(key)
+    if not isinstance(value, str) or value not in known:
+        found = "is missing" if value is None else f"is {short(value)}"
+        raise _wrong(keys, key, f"{found}; qkv knows {', '.join(known)}")
+    return value
+
+
+def _flag(keys: Keys, key: str, default: bool, meaning: str) -> bool:
+    """A flag, or its default; then what that means is noted as assumed."""
+    if keys.get(key) is None:
+        keys.assumed.append(f"{keys.prefix}{key} is missing: {meaning if default else meaning.replace('one', 'no', 1)}")
+    return keys.flag(key, default)
+
+
+def _id(keys: Keys, key: str, count: int) -> int | None:
+    value = keys.get(key)
+    if value is None or (type(value) is int and 0 <= value < count):
         return value
+    raise keys.wrong(key, f"an id below {count}")
 
-    def strings(self, key: str) -> list[str]:
-        values = self._array(key)
-        for at, value in enumerate(values):
-            if not isinstance(value, str):
-                raise self.wrong(key, f"must hold strings; entry {at} is {type(value).__name__}")
-        return values
 
-    def types(self, key: str, count: int) -> list[int]:
-        values = self._array(key)
-        if len(values) != count:
-            raise self.wrong(key, f"has {len(values)} entries for {count} tokens")
-        for at, value in enumerate(values):
-            if isinstance(value, bool) or not isinstance(value, int) or not NORMAL <= value <= BYTE:
-                raise self.wrong(key, f"must hold token types from 1 to 6; entry {at} is {str(value)[:40]}")
-        return values
+def _array(keys: Keys, key: str, wanted: str, fits: Callable[[Any], bool], count: int | None = None) -> list[Any]:
+    """An array (a list or NumPy's) of values that all fit: as many as there are tokens, if that `count` is given."""
+    values = keys.get(key)
+    if values is None:
+        raise _wrong(keys, key, "is missing")
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if not isinstance(values, (list, tuple)):
+        raise keys.wrong(key, "an array")
+    if count is not None and len(values) != count:
+        raise _wrong(keys, key, f"has {len(values)} entries for {count} tokens")
+    for at, value in enumerate(values):
+        if not fits(value):
+            raise _wrong(keys, key, f"must hold {wanted}; entry {at} is {short(value)}")
+    return list(values)
 
-    def flag(self, key: str) -> bool | None:
-        value = self._metadata.get(key)
-        if value is None or isinstance(value, bool):
-            return value
-        raise self.wrong(key, f"must be true or false, not {str(value)[:40]!r}")
 
-    def flag_or(self, key: str, default: bool, meaning: str, assumed: list[str]) -> bool:
-        """A flag, or its default; then what that means is added to `assumed`."""
-        value = self.flag(key)
-        if value is None:
-            value = default
-            assumed.append(f"{key} is missing: {meaning if value else meaning.replace('one', 'no', 1)}")
-        return value
-
-    def scores(self, key: str, count: int) -> list[float]:
-        values = self._array(key)
-        if len(values) != count:
-            raise self.wrong(key, f"has {len(values)} entries for {count} tokens")
-        for at, value in enumerate(values):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise self.wrong(key, f"must hold finite numbers; entry {at} is {str(value)[:40]}")
-        return values
-
-    def id(self, key: str, count: int) -> int | None:
-        value = self._metadata.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
-            raise self.wrong(key, f"must be an id below {count}, not {str(value)[:40]}")
-        return value
-
-    def merges(self, key: str, ids: Mapping[str, int]) -> list[tuple[str, str]]:
-        """Pairs of tokens, written as `"a b"` or as `["a", "b"]`; both parts and the result are tokens."""
-        pairs: list[tuple[str, str]] = []
-        seen: set[tuple[str, str]] = set()
-        for at, entry in enumerate(self._array(key)):
-            parts = entry.split(" ") if isinstance(entry, str) else entry
-            if (
-                not isinstance(parts, (list, tuple))
-                or len(parts) != 2
-                or not all(isinstance(p, str) and p for p in parts)
-            ):
-                raise self.wrong(key, f"entry {at} must be two tokens, not {str(entry)[:40]!r}")
-            pair = (parts[0], parts[1])
-            missing = next((token for token in (*pair, pair[0] + pair[1]) if token not in ids), None)
-            if missing is not None:
-                raise self.wrong(key, f"entry {at} uses {missing[:40]!r}, which is not in the vocabulary")
-            if pair in seen:
-                raise self.wrong(key, f"entry {at} repeats an earlier one")
-            seen.add(pair)
-            pairs.append(pair)
-        return pairs
-
-    def _array(self, key: str) -> list[Any]:
-        value = self._metadata.get(key)
-        if value is None:
-            raise self.wrong(key, "is missing")
-        if hasattr(value, "tolist"):  # a NumPy array
-            value = value.tolist()
-        if not isinstance(value, (list, tuple)):
-            raise self.wrong(key, f"must be an array, not {type(value).__name__}")
-        return list(value)
+def _merges(keys: Keys, ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Pairs of tokens, written as `"a b"` or as `["a", "b"]`; both parts and the result are tokens."""
+    pairs: dict[tuple[str, str], None] = {}
+    for at, entry in enumerate(_array(keys, "merges", "pairs of tokens", lambda entry: True)):
+        parts = entry.split(" ") if isinstance(entry, str) else entry
+        if not isinstance(parts, (list, tuple)) or [type(part) for part in parts] != [str, str] or not all(parts):
+            raise _wrong(keys, "merges", f"entry {at} must be two tokens, not {short(entry)}")
+        pair = (parts[0], parts[1])
+        missing = next((token for token in (*pair, pair[0] + pair[1]) if token not in ids), None)
+        if missing is not None:
+            raise _wrong(keys, "merges", f"entry {at} uses {short(missing)}, which is not in the vocabulary")
+        if pair in pairs:
+            raise _wrong(keys, "merges", f"entry {at} repeats an earlier one")
+        pairs[pair] = None
+    return list(pairs)

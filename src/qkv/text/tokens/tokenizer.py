@@ -21,8 +21,7 @@ import tokenizers
 
 from qkv.errors import ModelFileError, ParameterError
 from qkv.text.tokens.gguf_vocabulary import read_gguf_vocabulary
-from qkv.text.tokens.library import library_errors
-from qkv.text.tokens.spelling import Spelling
+from qkv.text.tokens.token_bytes import Spelling
 from qkv.text.tokens.tokenizer_json import (
     add_configured,
     configured_flag,
@@ -30,7 +29,7 @@ from qkv.text.tokens.tokenizer_json import (
     read_tokenizer_json,
     written_before,
 )
-from qkv.text.tokens.variants import after_text, without_markers
+from qkv.text.tokens.tokenizers_library import after_text, library_errors, without_markers
 
 LONG_TEXT = 10_000
 """Characters from which on a text is encoded as a batch: other Python threads then run meanwhile. (It starts the

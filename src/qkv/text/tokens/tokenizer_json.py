@@ -15,8 +15,8 @@ import tokenizers
 from tokenizers import AddedToken, models
 
 from qkv.errors import ModelFileError
-from qkv.text.tokens.library import library_errors
-from qkv.text.tokens.spelling import Spelling, spelling_of
+from qkv.text.tokens.token_bytes import Spelling, spelling_of
+from qkv.text.tokens.tokenizers_library import library_errors
 
 MAX_FILE_BYTES = 64 << 20
 """Gemma 3's tokenizer.json, the largest in common use, has 33 MB."""

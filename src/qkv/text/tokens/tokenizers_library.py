@@ -1,13 +1,31 @@
-"""Variants of a tokenizer of the `tokenizers` library: without its added tokens, and for text in the middle."""
+"""Around the `tokenizers` library: its errors as qkv's, and copies of its tokenizers with other rules.
+
+The library is written in Rust, whose panics are no `Exception`s.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tokenizers
+
+from qkv.errors import ModelFileError
+
+
+@contextmanager
+def library_errors(what: str, advice: str = "") -> Iterator[None]:
+    """Turn anything the library raises into a ModelFileError: `what` (the library's reason); `advice`."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelFileError(f"{what} ({reason}){advice and '; ' + advice}") from error
 
 
 def without_markers(full: tokenizers.Tokenizer, unreachable: Collection[int]) -> tokenizers.Tokenizer:
