@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from qkv.cli.main import execute
-from qkv.measure import bandwidth
+from qkv.measure import bandwidth, speed
 from qkv.measure.bandwidth import PIECES, Reader
 from qkv.weights.checkpoint import open_checkpoint
 from qkv.weights.load import load_weights
@@ -101,3 +102,16 @@ def test_bad_values_are_one_line(folder, capsys, options, message):
     assert out == ""
     assert err.count("\n") == 1
     assert message in err
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX signals")
+def test_ctrl_c_ends_it_within_a_step(folder, capsys, monkeypatch):
+    def endless(self, point):
+        os.kill(os.getpid(), signal.SIGINT)
+        while True:
+            self._step(0)
+
+    monkeypatch.setattr(speed.Bursts, "burst", endless)
+    assert execute(["bench", "-m", str(folder), *QUICK, "--depths", "8", "--prompts", "0", "--batches", "0"]) == 130
+    out, err = capsys.readouterr()
+    assert out == "" and "Traceback" not in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from qkv import LLM
 from qkv.cli import evaluate
 from qkv.cli.main import execute
+from qkv.engine import scoring
 from qkv.weights.checkpoint import open_checkpoint
 from qkv.weights.load import load_weights, packed_size
 from tinyllm import opened, write_model
@@ -135,6 +137,23 @@ def test_files_that_cannot_be_read(folder, tmp_path, capsys, monkeypatch):
 )
 def test_impossible_options_are_one_line(folder, text, capsys, options, message):
     refused(capsys, message, "-m", str(folder), *options, text)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX signals")
+def test_ctrl_c_ends_it_within_a_step(folder, text, capsys, monkeypatch):
+    def endless(decoder, *_):
+        os.kill(os.getpid(), signal.SIGINT)
+        cache = decoder.new_cache()
+        while True:
+            decoder.step([scoring.Chunk(cache, [1])])
+            decoder.release(cache)
+            yield np.zeros((0, 1), np.float32)
+
+    monkeypatch.setattr(scoring, "rows_about", endless)
+    monkeypatch.setattr(scoring, "_add", lambda *_: None)
+    assert execute(["eval", "-m", str(folder), "--weights", "f32", *OPTIONS, text]) == 130
+    out, err = capsys.readouterr()
+    assert out == "" and "Traceback" not in err
 
 
 def test_more_formats_than_memory_is_said_before_loading(folder, text, capsys, monkeypatch):

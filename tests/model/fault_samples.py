@@ -16,6 +16,7 @@ import numpy as np
 from decoders import compiled, logits_of, packed
 from qkv.errors import QkvError
 from qkv.model.compiled import Chunk, CompiledDecoder
+from qkv.runtime.aside import aside
 from qkv.runtime.team import StepFailedError, team
 from tiny import random_tensors, tiny_config
 
@@ -64,7 +65,7 @@ def interrupted() -> None:
         decoder._buffers.logits[:] = np.nan
         in_the_middle(os.kill, os.getpid(), signal.SIGINT)
         try:
-            decoder.next_logits(ids, cache)
+            aside(lambda: decoder.next_logits(ids, cache))  # noqa: B023 - it is over before the next round
         except KeyboardInterrupt:
             pass
         else:

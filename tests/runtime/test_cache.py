@@ -237,7 +237,7 @@ def test_an_unfinished_write_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_everything_imports_without_jit():
-    modules = ["atomics", "cache", "cores", "interrupt", "jit", "spmd", "team", "warmup"]
+    modules = ["aside", "atomics", "cache", "cores", "jit", "spmd", "team", "warmup"]
     code = f"import {', '.join(f'qkv.runtime.{name}' for name in modules)}"
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(SOURCE)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)

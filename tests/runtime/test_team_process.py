@@ -20,6 +20,7 @@ import os, signal, sys, threading, time
 import numpy as np
 import team_samples as samples
 from qkv.runtime import spmd
+from qkv.runtime.aside import aside
 from qkv.runtime.team import Program, StepCancelledError, team
 
 started = np.zeros(1, np.int64)
@@ -70,11 +71,10 @@ def test_ctrl_c_in_the_middle_of_a_step(n):
             started[0] = 0
             when_started({n}, press_ctrl_c)
             try:
-                team().run(endless({n}))
+                aside(lambda: team().run(endless({n})))
             except KeyboardInterrupt:
                 print("interrupted")
             run_short({n})
-        assert signal.set_wakeup_fd(-1) == -1
         """,
         "interrupted\n" * 3,
     )
@@ -83,7 +83,7 @@ def test_ctrl_c_in_the_middle_of_a_step(n):
 @posix
 def test_ctrl_c_that_nobody_catches_ends_the_process():
     run(
-        "when_started(3, press_ctrl_c); team().run(endless(3))",
+        "when_started(3, press_ctrl_c); aside(lambda: team().run(endless(3)))",
         code_of_exit=-signal.SIGINT,
         error="KeyboardInterrupt",
     )
@@ -122,32 +122,60 @@ def test_ctrl_c_at_any_moment_is_one_keyboard_interrupt():
 
 
 @posix
-def test_the_programs_own_handler_runs_after_the_step():
+def test_ctrl_c_between_the_steps_of_work_put_aside():
+    """The work has steps before and after the signal: it ends with the next one, which is aborted."""
     run(
         """
-        signal.signal(signal.SIGINT, lambda *_: print("handled"))
-        program = Program(samples.busy, (np.array([300]),), 2)
-        program.compile()
-        threading.Timer(0.1, press_ctrl_c).start()
-        team().run(program)
-        print("whole step")
+        def work():
+            for _ in range(100):
+                run_short(2)
+            press_ctrl_c()
+            time.sleep(0.2)
+            team().run(endless(2))
+        try:
+            aside(work)
+        except KeyboardInterrupt:
+            print("interrupted")
         run_short(2)
         """,
-        "handled\nwhole step\n",
+        "interrupted\n",
     )
 
 
 @posix
-def test_a_wakeup_descriptor_of_somebody_else_is_left_alone():
+def test_what_work_put_aside_gives_and_raises():
     run(
         """
-        import socket
-        ours, theirs = socket.socketpair()
-        theirs.setblocking(False)
-        signal.set_wakeup_fd(theirs.fileno())
-        run_short(2)
-        assert signal.set_wakeup_fd(-1) == theirs.fileno()
+        print(aside(lambda: run_short(2) or 7))
+        try:
+            aside(lambda: 1 // 0)
+        except ZeroDivisionError:
+            print("raised")
+        """,
+        "7\nraised\n",
+    )
+
+
+@posix
+def test_in_the_main_thread_a_handler_runs_when_the_step_is_over():
+    run(
         """
+        handler = signal.getsignal(signal.SIGINT)
+        program = Program(samples.busy, (np.array([300]),), 2)
+        program.compile()
+        signal.signal(signal.SIGINT, lambda *_: print("handled"))
+        threading.Timer(0.1, press_ctrl_c).start()
+        team().run(program)
+        print("whole step")
+        signal.signal(signal.SIGINT, handler)
+        threading.Timer(0.1, press_ctrl_c).start()
+        try:
+            team().run(program)
+        except KeyboardInterrupt:
+            print("interrupted")
+        run_short(2)
+        """,
+        "handled\nwhole step\ninterrupted\n",
     )
 
 

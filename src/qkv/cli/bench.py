@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,8 @@ from qkv.cli.bars import Bars
 from qkv.errors import ParameterError
 
 if TYPE_CHECKING:
-    from qkv.measure.speed import Need, Point
+    from qkv.measure.bandwidth import Reader
+    from qkv.measure.speed import Bursts, Need, Point
     from qkv.model.compiled import PackedWeights
     from qkv.model.config import ModelConfig
     from qkv.opened import Loaded
@@ -134,6 +136,7 @@ def measure(
     """Bytes per second of reading memory, once a round of every point, and the points' rows."""
     from qkv.measure.bandwidth import Reader
     from qkv.measure.speed import Bursts, need
+    from qkv.runtime.aside import aside
 
     reader = Reader(threads, progress=bars)
     reader.tune(progress=bars)
@@ -142,16 +145,22 @@ def measure(
     rows = []
     for done, point in enumerate(points):
         bars("measuring", done, len(points), "points")
-        bursts.prepare(point)
-        seconds = []
-        for _ in range(rounds):
-            reads.append(reader.bytes / reader.seconds())
-            seconds.append(bursts.burst(point) / point.steps)
+        seconds = aside(partial(measure_point, reader, bursts, point, rounds, reads))
         rows.append(Row(point, seconds, need(point, config, weights, cache)))
     bars("measuring", len(points), len(points), "points")
     bursts.close()
     reader.close()
     return reads, rows
+
+
+def measure_point(reader: Reader, bursts: Bursts, point: Point, rounds: int, reads: list[float]) -> list[float]:
+    """Seconds of a step, one for each round; `reads` gets the rate of reading memory in the same rounds."""
+    bursts.prepare(point)
+    seconds = []
+    for _ in range(rounds):
+        reads.append(reader.bytes / reader.seconds())
+        seconds.append(bursts.burst(point) / point.steps)
+    return seconds
 
 
 def report(model: str, loaded: Loaded, reads: list[float], rows: list[Row], cache: str, threads: int) -> str:

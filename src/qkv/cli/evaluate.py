@@ -69,6 +69,7 @@ def evaluate(
     from qkv.engine.scoring import compare as compare_formats
     from qkv.engine.scoring import window_and_stride
     from qkv.opened import label, open_model, thread_count
+    from qkv.runtime.aside import aside
 
     formats, count = _formats(compare, weights), thread_count(threads)
     text = read_text(file)
@@ -78,7 +79,7 @@ def evaluate(
         span, step = window_and_stride(min(WINDOW, most) if window is None else window, stride, most)
         ids = _tokens(opened.tokenizer, text, tokens, file)
         decoders = _load_all(stack, opened, formats, cache, count, span, bars)
-        results = compare_formats(decoders, ids, window=span, stride=step, progress=bars)
+        results = aside(lambda: compare_formats(decoders, ids, window=span, stride=step, progress=bars))
     names = [wanted or " + ".join(sorted({*opened.formats(None).values()})) for wanted in formats]
     report = Report(label(model), str(file), names, len(ids), span, step, results)
     terminal.write(json.dumps(report.as_json()) + "\n" if as_json else terminal.for_output(report.as_text()))

@@ -37,7 +37,6 @@ import numpy as np
 from qkv.errors import ParameterError
 from qkv.runtime import spmd
 from qkv.runtime.cores import allowed_cpus
-from qkv.runtime.interrupt import InterruptWatch
 
 MAX_THREADS = 512
 SPINS_OF_A_FREE_CORE = 200
@@ -117,7 +116,6 @@ class Team:
     """Threads that run one program at a time. Any thread may call any method."""
 
     def __init__(self) -> None:
-        self._watch = InterruptWatch(self.abort)
         self._finished = False
         self._reset()
 
@@ -140,9 +138,9 @@ class Team:
     def run(self, program: Program) -> None:
         """Run `program` once. Calls from several threads take turns, first come first served.
 
-        Raises StepCancelledError, StepFailedError, KeyboardInterrupt (during the step only if Python's own SIGINT
-        handler is in place and this is the main thread; otherwise when the step is over), and RuntimeError at
-        interpreter exit. After each of these no thread touches the arrays any more, and the team can run again.
+        Raises StepCancelledError, StepFailedError, KeyboardInterrupt (in the main thread, when the step is over; see
+        `aside`), and RuntimeError at interpreter exit. After each of these no thread touches the arrays any more, and
+        the team can run again.
         """
         ticket = threading.Lock()
         try:
@@ -204,10 +202,8 @@ class Team:
         with self._state:
             sync[spmd.ABORT] = 0
             self._running = program
-        self._watch.arm()
         while (outcome := program.entry(0, n, program.number, sync, program.arrays)) > 0:
             self._wake(outcome)
-        self._watch.disarm()
         with self._state:
             self._running = None
         return int(outcome)
@@ -222,8 +218,6 @@ class Team:
         spmd.stand_down(self._sync, len(self._threads) + 1)
         for tid in range(1, len(self._threads) + 1):
             self._open(tid)
-        self._watch.disarm()
-        self._watch.flush()
         with self._state:
             self._running = None
         self._unclean = False
@@ -270,7 +264,6 @@ class Team:
                 time.sleep(0.0001)
             worker.join()
         self._threads, self._doors, self._failure, self._current = [], [], None, None
-        self._watch.close()
         self._stopping = False
 
     def _work(self, tid: int, door: threading.Lock) -> None:
@@ -309,8 +302,6 @@ def _at_exit() -> None:
 
 def _after_fork() -> None:
     """In a forked child none of the threads exist: begin anew."""
-    _team._watch.forget()
-    _team._watch = InterruptWatch(_team.abort)
     _team._reset()
 
 
