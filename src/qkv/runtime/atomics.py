@@ -25,83 +25,71 @@ intrinsic: Callable[[Callable[..., Any]], Any] = numba_intrinsic  # Numba's anno
 _ATOMIC_TYPES = (types.int64, types.int32)
 
 
-def _is_counters(array: Any) -> bool:
-    """Whether `array` has a type that these operations accept."""
-    return isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype in _ATOMIC_TYPES
+def _on_counter(array: Any, values: int, emit: Callable[..., Any], result: Any = None) -> Any:
+    """Type and code of an operation on `array[index]` that takes so many values of the array's type.
+
+    emit(builder, pointer, bytes, *values) writes the code; `result` is what it gives, None for a number of the array's
+    type. None, which Numba reports as a wrong type, for any other array.
+    """
+    if not (
+        isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C" and array.dtype in _ATOMIC_TYPES
+    ):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        given = emit(builder, builder.gep(data, [arguments[1]]), array.dtype.bitwidth // 8, *arguments[2:])
+        return context.get_dummy_value() if result is types.void else given
+
+    return (result or array.dtype)(array, types.intp, *[array.dtype] * values), generate
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.gep(data, [index])
+def _external(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """Call `name`, one of LLVM's own functions or a symbol of the C library."""
+    function_type = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), arguments)
 
 
-def _external(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
-    """The function `name`: one of LLVM's own or a symbol of the C library."""
-    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
+def _as_bytes(builder: Any, cell: Any) -> Any:
+    return builder.bitcast(cell, cgutils.voidptr_t)
 
 
 @intrinsic
 def load(typing_context, array, index):  # type: ignore[no-untyped-def]
     """`array[index]`, with acquire order: what the storing thread wrote before is seen after."""
-    if not _is_counters(array):
-        return None
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _pointer(context, builder, signature.args[0], *arguments)
-        return builder.load_atomic(pointer, "acquire", array.dtype.bitwidth // 8)
-
-    return array.dtype(array, types.intp), generate
+    return _on_counter(array, 0, lambda builder, at, size: builder.load_atomic(at, "acquire", size))
 
 
 @intrinsic
 def store(typing_context, array, index, value):  # type: ignore[no-untyped-def]
     """`array[index] = value`, with release order."""
-    if not _is_counters(array):
-        return None
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _pointer(context, builder, signature.args[0], *arguments[:2])
-        builder.store_atomic(arguments[2], pointer, "release", array.dtype.bitwidth // 8)
-        return context.get_dummy_value()
+    def emit(builder: Any, at: Any, size: int, new: Any) -> None:
+        builder.store_atomic(new, at, "release", size)
 
-    return types.void(array, types.intp, array.dtype), generate
-
-
-def _read_modify_write(operation: str, array: Any) -> Any:
-    if not _is_counters(array):
-        return None
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _pointer(context, builder, signature.args[0], *arguments[:2])
-        return builder.atomic_rmw(operation, pointer, arguments[2], "acq_rel")
-
-    return array.dtype(array, types.intp, array.dtype), generate
+    return _on_counter(array, 1, emit, types.void)
 
 
 @intrinsic
 def fetch_add(typing_context, array, index, value):  # type: ignore[no-untyped-def]
     """Add `value` to `array[index]` and give what was there before."""
-    return _read_modify_write("add", array)
+    return _on_counter(array, 1, lambda builder, at, _, more: builder.atomic_rmw("add", at, more, "acq_rel"))
 
 
 @intrinsic
 def exchange(typing_context, array, index, value):  # type: ignore[no-untyped-def]
     """Put `value` into `array[index]` and give what was there before."""
-    return _read_modify_write("xchg", array)
+    return _on_counter(array, 1, lambda builder, at, _, new: builder.atomic_rmw("xchg", at, new, "acq_rel"))
 
 
 @intrinsic
 def compare_exchange(typing_context, array, index, expected, value):  # type: ignore[no-untyped-def]
     """Put `value` into `array[index]` if `expected` is there; give whether it was."""
-    if not _is_counters(array):
-        return None
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _pointer(context, builder, signature.args[0], *arguments[:2])
-        pair = builder.cmpxchg(pointer, arguments[2], arguments[3], "acq_rel", "acquire")
-        return builder.extract_value(pair, 1)
+    def emit(builder: Any, at: Any, _: int, old: Any, new: Any) -> Any:
+        return builder.extract_value(builder.cmpxchg(at, old, new, "acq_rel", "acquire"), 1)
 
-    return types.boolean(array, types.intp, array.dtype, array.dtype), generate
+    return _on_counter(array, 2, emit, types.boolean)
 
 
 @intrinsic
@@ -110,10 +98,9 @@ def pause(typing_context):  # type: ignore[no-untyped-def]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if ON_X86:
-            builder.call(_external(builder, "llvm.x86.sse2.pause", ir.VoidType(), []), [])
+            _external(builder, "llvm.x86.sse2.pause", ir.VoidType())
         elif platform.machine().lower() in {"aarch64", "arm64"}:
-            hint = _external(builder, "llvm.aarch64.hint", ir.VoidType(), [_INT32])
-            builder.call(hint, [ir.Constant(_INT32, 1)])
+            _external(builder, "llvm.aarch64.hint", ir.VoidType(), ir.Constant(_INT32, 1))
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -127,7 +114,7 @@ def yield_thread(typing_context):  # type: ignore[no-untyped-def]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if known:
-            builder.call(_external(builder, name, _INT32, []), [])
+            _external(builder, name, _INT32)
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -139,11 +126,9 @@ def microseconds(typing_context):  # type: ignore[no-untyped-def]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if sys.platform == "win32":
-            milliseconds = builder.call(_external(builder, "GetTickCount64", _INT64, []), [])
-            return builder.mul(milliseconds, ir.Constant(_INT64, 1000))
+            return builder.mul(_external(builder, "GetTickCount64", _INT64), ir.Constant(_INT64, 1000))
         timespec = cgutils.alloca_once(builder, ir.ArrayType(_INT64, 2))
-        clock = _external(builder, "clock_gettime", _INT32, [_INT32, timespec.type])
-        builder.call(clock, [ir.Constant(_INT32, time.CLOCK_MONOTONIC), timespec])
+        _external(builder, "clock_gettime", _INT32, ir.Constant(_INT32, time.CLOCK_MONOTONIC), timespec)
         seconds, nanoseconds = cgutils.unpack_tuple(builder, builder.load(timespec), 2)
         whole = builder.mul(seconds, ir.Constant(_INT64, 1_000_000))
         return builder.add(whole, builder.sdiv(nanoseconds, ir.Constant(_INT64, 1000)))
@@ -159,8 +144,7 @@ def float_control(typing_context):  # type: ignore[no-untyped-def]
         if not ON_X86:
             return ir.Constant(_INT32, 0)
         cell = cgutils.alloca_once(builder, _INT32)
-        address = builder.bitcast(cell, cgutils.voidptr_t)
-        builder.call(_external(builder, "llvm.x86.sse.stmxcsr", ir.VoidType(), [cgutils.voidptr_t]), [address])
+        _external(builder, "llvm.x86.sse.stmxcsr", ir.VoidType(), _as_bytes(builder, cell))
         return builder.load(cell)
 
     return types.int32(), generate
@@ -173,8 +157,7 @@ def set_float_control(typing_context, value):  # type: ignore[no-untyped-def]
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if ON_X86:
             cell = cgutils.alloca_once_value(builder, arguments[0])
-            address = builder.bitcast(cell, cgutils.voidptr_t)
-            builder.call(_external(builder, "llvm.x86.sse.ldmxcsr", ir.VoidType(), [cgutils.voidptr_t]), [address])
+            _external(builder, "llvm.x86.sse.ldmxcsr", ir.VoidType(), _as_bytes(builder, cell))
         return context.get_dummy_value()
 
     return types.void(types.int32), generate

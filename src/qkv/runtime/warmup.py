@@ -16,9 +16,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import filelock
 import numba
@@ -47,7 +47,7 @@ def compile_in_child(module: str, spec: Any, progress: Progress = silent) -> Non
     with _only_process(where, progress):
         if _is_complete(done):
             return
-        if not _run_child(module, spec, where, progress):
+        if not _child_compiles(module, spec, where, progress):
             _compile_here(module, spec, progress)
         with contextlib.suppress(OSError):
             stored = {path.name: path.stat().st_size for path in where.glob("*.nbc")}
@@ -63,97 +63,89 @@ def _is_complete(done: Path) -> bool:
         return False
 
 
-def _title() -> str:
-    return f"compiling kernels for {cache.host_cpu()[0]}, once"
+@contextlib.contextmanager
+def _only_process(where: Path, progress: Progress) -> Iterator[None]:
+    """Hold the folder's lock; where the file system has none, compiling twice is all that can happen."""
+    lock = filelock.FileLock(where / "lock")
+    with contextlib.ExitStack() as held:
+        while not lock.is_locked:
+            try:
+                held.enter_context(lock.acquire(timeout=0.5))
+            except filelock.Timeout:
+                progress("waiting for another process that compiles kernels", 0, None, "kernels")
+            except (OSError, NotImplementedError):
+                break
+        yield
+
+
+class _Count:
+    """Reports how many kernels are compiled so far: called once at the beginning, then with the name of each."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._title = f"compiling kernels for {cache.host_cpu()[0]}, once"
+        self.compiled = -1
+
+    def __call__(self, _name: str) -> None:
+        self.compiled += 1
+        self._progress(self._title, self.compiled, None, "kernels")
+
+    def end(self) -> None:
+        self._progress(self._title, self.compiled, self.compiled, "kernels")
 
 
 def _compile_here(module: str, spec: Any, progress: Progress) -> None:
-    names: list[str] = []
+    count = _Count(progress)
+    _compile(module, spec, count)
+    count.end()
 
-    def tell(name: str) -> None:
-        names.append(name)
-        progress(_title(), len(names), None, "kernels")
 
+def _compile(module: str, spec: Any, tell: Callable[[str], None]) -> None:
+    tell("ready")
     cache.on_compiled.append(tell)
     try:
         importlib.import_module(module).warm(spec)
     finally:
         cache.on_compiled.remove(tell)
-    progress(_title(), len(names), len(names), "kernels")
 
 
-@contextlib.contextmanager
-def _only_process(where: Path, progress: Progress) -> Iterator[None]:
-    """Hold the folder's lock; where the file system has none, compiling twice is all that can happen."""
-    lock = filelock.FileLock(where / "lock")
-    try:
-        while True:
-            try:
-                lock.acquire(timeout=0.5)
-                break
-            except filelock.Timeout:
-                progress("waiting for another process that compiles kernels", 0, None, "kernels")
-    except (OSError, NotImplementedError):
-        yield
-        return
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _run_child(module: str, spec: Any, where: Path, progress: Progress) -> bool:
+def _child_compiles(module: str, spec: Any, where: Path, progress: Progress) -> bool:
     """Compile in a child; False if there is no Python to start. Raises QkvError if it started and failed."""
     if not sys.executable or getattr(sys, "frozen", False):
         return False
     home = Path(__file__).resolve().parents[2]
-    paths = [str(Path(entry).absolute()) for entry in sys.path]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(home), *paths])}
-    order = json.dumps({"module": module, "spec": spec, "directory": str(where.absolute())})
+    paths = [str(home), *(str(Path(entry).absolute()) for entry in sys.path)]
+    count = _Count(progress)
     with tempfile.TemporaryFile("w+", errors="replace") as complaints:
         try:
             child = subprocess.Popen(
-                [sys.executable, "-m", "qkv.runtime.warmup"],
+                [sys.executable, "-m", "qkv.runtime.warmup", json.dumps([module, spec, str(where.absolute())])],
                 cwd=home,  # where `-m` looks first: not in whatever folder the user is in
-                env=environment,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
                 text=True,
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=complaints,
                 creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
             )
         except OSError:
             return False
-        try:
-            started = _follow(child, order, progress)
-            code = child.wait()
-        except BaseException:
-            child.kill()
-            child.wait()
-            raise
-        if started and code != 0:
+        with child:
+            try:
+                for name in child.stdout or ():
+                    count(name)
+                child.wait()
+            except BaseException:
+                child.kill()
+                child.wait()
+                raise
+        if count.compiled < 0:  # it never said that it is ready
+            return False
+        if child.returncode != 0:
             complaints.seek(0)
-            raise QkvError(f"compiling the kernels failed: {_reason(complaints.read(), code)}")
-        return started
-
-
-def _follow(child: subprocess.Popen[str], order: str, progress: Progress) -> bool:
-    """Give the child its order and report what it says until it ends; whether it ever spoke."""
-    assert child.stdin is not None
-    assert child.stdout is not None
-    with contextlib.suppress(BrokenPipeError), child.stdin:
-        child.stdin.write(order)
-    spoke = False
-    compiled = 0
-    for line in child.stdout:
-        if line == "ready\n":
-            spoke = True
-        else:
-            compiled += 1
-        progress(_title(), compiled, None, "kernels")
-    if spoke:
-        progress(_title(), compiled, compiled, "kernels")
-    return spoke
+            raise QkvError(f"compiling the kernels failed: {_reason(complaints.read(), child.returncode)}")
+    count.end()
+    return True
 
 
 def _reason(complaints: str, code: int) -> str:
@@ -163,22 +155,14 @@ def _reason(complaints: str, code: int) -> str:
     return lines[-1] if lines else f"the compiling process ended with code {code}"
 
 
-def _child(order: dict[str, Any], reports: TextIO) -> None:
-    def tell(line: str) -> None:
-        reports.write(f"{line}\n")
-        reports.flush()
-
-    tell("ready")
-    cache.use_directory(Path(order["directory"]))
-    cache.on_compiled.append(tell)
-    importlib.import_module(order["module"]).warm(order["spec"])
-
-
-def _main() -> None:
-    reports = os.fdopen(os.dup(1), "w")
+def _child() -> None:
+    """What the child does: a line on its standard output when it is ready, and one for each compiled function."""
+    reports = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever else prints here is no report
-    _child(json.load(sys.stdin), reports)
+    module, spec, where = json.loads(sys.argv[1])
+    cache.use_directory(Path(where))
+    _compile(module, spec, lambda name: print(name, file=reports))
 
 
 if __name__ == "__main__":
-    _main()
+    _child()
