@@ -66,6 +66,25 @@ class History(NamedTuple):
     window: int  # a row sees its newest `window` positions; 0: all
 
 
+class Block(NamedTuple):
+    """The keys and values of one block: float32 in scratch memory if converted, else as the pool has them."""
+
+    converted: bool
+    keys: int  # where in scratch memory
+    values: int
+    at: int  # the byte in the pool where its keys begin
+    ahead: int  # the same of the block that comes after it
+
+
+class Rows(NamedTuple):
+    """A few rows of a tile that see the same positions of a block: where in scratch memory their numbers are."""
+
+    scratch: Any  # float32
+    queries: int
+    scores: int  # of one block, then its weights
+    states: int
+
+
 LOWEST = np.float32(-3.0e38)  # the maximum of nothing: finite, so that LOWEST - LOWEST is 0 and not NaN
 KINDS = (KV_F32, KV_F16, KV_INT8)
 MINUS_INFINITY = np.float32(-np.inf)
@@ -214,30 +233,32 @@ def _rows_step(rows: int) -> Any:
     scores_converted, values_converted = _scores_of(KV_F32, rows, 1), _values_to(KV_F32, rows, 1)
 
     @kernel
-    def rows_step(pool, converted, scratch, q, w, o, keys, values, block, ahead, first, last, scale):
-        """Scores → softmax → convex sum. The block is in scratch memory at `keys` and `values` if `converted`, else in
-        the pool at `block`; the one after it is at `ahead`."""
+    def rows_step(pool, block, these, first, last):
+        """Scores → softmax → convex sum, over positions first … last of the block."""
+        scratch, q, w, o = these.scratch, these.queries, these.scores, these.states
         d, half = pool.head_dim, pool.half
-        k_scales = (block + BLOCK * d) // 4
+        keys, values, ahead = block.at, block.at + half, block.ahead
+        k_scales = (keys + BLOCK * d) // 4
         v_scales = k_scales + half // 4
-        if converted:
-            scores_converted(scratch, q, d, scratch, keys, scratch, 0, 0, w)
+        if block.converted:
+            scores_converted(scratch, q, d, scratch, block.keys, scratch, 0, 0, w)
         elif pool.kind == KV_F32:
-            scores_f32(scratch, q, d, pool.bytes, block, pool.floats, 0, ahead, w)
+            scores_f32(scratch, q, d, pool.bytes, keys, pool.floats, 0, ahead, w)
         elif pool.kind == KV_F16:
-            scores_f16(scratch, q, d, pool.bytes, block, pool.floats, 0, ahead, w)
+            scores_f16(scratch, q, d, pool.bytes, keys, pool.floats, 0, ahead, w)
         else:
-            scores_int8(scratch, q, d, pool.bytes, block, pool.floats, k_scales, ahead, w)
+            scores_int8(scratch, q, d, pool.bytes, keys, pool.floats, k_scales, ahead, w)
+        scale = np.float32(1) / np.sqrt(np.float32(d))
         for r in range(rows):
             soften(scratch, w + r * BLOCK, first, last, scale, o + r * state_size(d) + padded(d))
-        if converted:
-            values_converted(scratch, o, w, first, last, d, scratch, values, scratch, 0, 0)
+        if block.converted:
+            values_converted(scratch, o, w, first, last, d, scratch, block.values, scratch, 0, 0)
         elif pool.kind == KV_F32:
-            values_f32(scratch, o, w, first, last, d, pool.bytes, block + half, pool.floats, 0, ahead + half)
+            values_f32(scratch, o, w, first, last, d, pool.bytes, values, pool.floats, 0, ahead + half)
         elif pool.kind == KV_F16:
-            values_f16(scratch, o, w, first, last, d, pool.bytes, block + half, pool.floats, 0, ahead + half)
+            values_f16(scratch, o, w, first, last, d, pool.bytes, values, pool.floats, 0, ahead + half)
         else:
-            values_int8(scratch, o, w, first, last, d, pool.bytes, block + half, pool.floats, v_scales, ahead + half)
+            values_int8(scratch, o, w, first, last, d, pool.bytes, values, pool.floats, v_scales, ahead + half)
 
     return rows_step
 
@@ -312,39 +333,38 @@ def attend_chunk(history, group, scratch, base, tokens, position, chunk):
     rows = tokens * padded_group(group)
     keys, values, queries, scores, states, _, _ = scratch_regions(d, rows)
     clear_states(scratch, base + states, rows, d)
-    scale = np.float32(1) / np.sqrt(np.float32(d))
     converted = rows > 2 * WIDE_ROWS  # many rows: make float32 of the block once
     newest = position + tokens - 1
     for b in range(chunk * CHUNK_BLOCKS, min((chunk + 1) * CHUNK_BLOCKS, newest // BLOCK + 1)):
         start = b * BLOCK
         if window > 0 and start + BLOCK <= position - window + 1:
             continue
-        block = history_block(history, b)
-        ahead = history_block(history, min(b + 1, newest // BLOCK))
+        at, ahead = history_block(history, b), history_block(history, min(b + 1, newest // BLOCK))
+        block = Block(converted, base + keys, base + values, at, ahead)
         if converted:
-            read_block(pool, block, min(BLOCK, newest - start + 1), base + keys, base + values, scratch)
+            read_block(pool, at, min(BLOCK, newest - start + 1), block.keys, block.values, scratch)
         r = 0
         while r < rows:
-            t, t_end = r // padded_group(group), (r + WIDE_ROWS - 1) // padded_group(group)
-            last = min(BLOCK - 1, position + t - start)
-            first = max(0, position + t_end - start - window + 1) if window > 0 else 0
-            q, w, o = queries + r * padded(d), scores + r * BLOCK, states + r * state_size(d)
             # Rows of several tokens go together where all of them see the whole block.
-            if r + WIDE_ROWS <= rows and (t == t_end or (first == 0 and last == BLOCK - 1)):
-                if first <= last:
-                    many_rows(
-                        pool, converted, scratch, base + q, base + w, base + o, base + keys, base + values,
-                        block, ahead, first, last, scale,
-                    )  # fmt: skip
-                r += WIDE_ROWS
-                continue
-            first = max(0, position + t - start - window + 1) if window > 0 else 0
+            t, t_end = r // padded_group(group), (r + WIDE_ROWS - 1) // padded_group(group)
+            first, last = seen(window, position + t_end, start), min(BLOCK - 1, position + t - start)
+            many = r + WIDE_ROWS <= rows and (t == t_end or (first == 0 and last == BLOCK - 1))
+            if not many:
+                first = seen(window, position + t, start)
             if first <= last:
-                two_rows(
-                    pool, converted, scratch, base + q, base + w, base + o, base + keys, base + values,
-                    block, ahead, first, last, scale,
-                )  # fmt: skip
-            r += 2
+                q, w, o = queries + r * padded(d), scores + r * BLOCK, states + r * state_size(d)
+                these = Rows(scratch, base + q, base + w, base + o)
+                if many:
+                    many_rows(pool, block, these, first, last)
+                else:
+                    two_rows(pool, block, these, first, last)
+            r += WIDE_ROWS if many else 2
+
+
+@kernel
+def seen(window, position, start):
+    """The first place in a block from position `start` on that a token at `position` sees."""
+    return max(0, position - start - window + 1) if window > 0 else 0
 
 
 @kernel
