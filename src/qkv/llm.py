@@ -300,7 +300,7 @@ class LLM:
         """A request that can run, with everything about it checked."""
         if not isinstance(asked, SamplingParams | None):
             raise ParameterError(f"params must be SamplingParams, not {type(asked).__name__}")
-        defaults = model_defaults(self.config.architecture, self._generation_config, thinking=thinking)
+        defaults = model_defaults(self.config.family, self._generation_config, thinking=thinking)
         params = (asked or SamplingParams()).with_defaults(defaults)
         calls = may_call(tools, tool_choice)
         return Request(

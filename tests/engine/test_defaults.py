@@ -7,6 +7,7 @@ import pytest
 from qkv.engine.defaults import model_defaults
 from qkv.engine.params import SamplingParams
 from qkv.errors import ModelFileError
+from qkv.model.families import ARCHITECTURES
 
 
 @pytest.mark.parametrize(
@@ -35,11 +36,11 @@ from qkv.errors import ModelFileError
     ],
 )
 def test_defaults(architecture, config, thinking, expected):
-    assert model_defaults(architecture, config, thinking=thinking) == expected
+    assert model_defaults(ARCHITECTURES[architecture], config, thinking=thinking) == expected
 
 
 def test_an_impossible_recommendation_names_the_file():
     with pytest.raises(ModelFileError, match=r"generation_config.json: top_p"):
-        model_defaults("qwen3", {"top_p": 7}, thinking=True)
+        model_defaults(ARCHITECTURES["qwen3"], {"top_p": 7}, thinking=True)
     with pytest.raises(ModelFileError, match=r"generation_config.json: repetition_penalty"):
-        model_defaults("qwen3", {"repetition_penalty": -1}, thinking=True)
+        model_defaults(ARCHITECTURES["qwen3"], {"repetition_penalty": -1}, thinking=True)

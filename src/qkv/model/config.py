@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.errors import ModelFileError
+from qkv.model.families import ARCHITECTURES, FAMILIES, Family
 from qkv.model.keys import Keys, short
 from qkv.model.rope import Rope, RopeScaling
 from qkv.model.rope_config import rope_from_gguf, rope_from_hf
@@ -27,7 +28,7 @@ class ModelConfig:
     (Qwen3-0.6B: 16 * 128 = 2048 against 1024).
     """
 
-    architecture: str  # "qwen3", "qwen2" or "llama"
+    architecture: str  # a key of `families.ARCHITECTURES`
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
@@ -46,14 +47,19 @@ class ModelConfig:
         return Rope(self.head_dim, self.rope_theta, self.rope_scaling)
 
     @property
+    def family(self) -> Family:
+        """What sets this architecture apart."""
+        return ARCHITECTURES[self.architecture]
+
+    @property
     def qk_norm(self) -> bool:
         """Whether every q and k head is RMS-normalized before RoPE (Qwen3)."""
-        return self.architecture == "qwen3"
+        return self.family.qk_norm
 
     @property
     def qkv_bias(self) -> bool:
-        """Whether q, k and v have a bias (Qwen2; its configs carry no key that says so)."""
-        return self.architecture == "qwen2"
+        """Whether q, k and v have a bias (Qwen2)."""
+        return self.family.qkv_bias
 
     @property
     def heads_per_kv_head(self) -> int:
@@ -112,23 +118,21 @@ def from_hf(config: Mapping[str, Any], source: str, notes: list[str] | None = No
     `notes` gets a line for each missing key that got the family's documented default.
     """
     keys = Keys(config, source, assumed=notes)
-    family = keys.text("model_type")
-    if family not in HF_FAMILIES:
-        raise ModelFileError(f"{source}: model_type {short(family)} is not supported; known: {', '.join(HF_FAMILIES)}")
-    architecture = HF_FAMILIES[family]
+    model_type = keys.text("model_type")
+    family = FAMILIES.get(model_type)
+    if family is None:
+        raise ModelFileError(f"{source}: model_type {short(model_type)} is not supported; known: {', '.join(FAMILIES)}")
     _refuse_what_is_not_implemented(keys, family)
     hidden, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
-    # Qwen3's own default is 128 whatever the width; the others derive it from the width.
-    default_head_dim = 128 if architecture == "qwen3" else max(hidden // heads, 1)
     rope = rope_from_hf(keys, keys.size("max_position_embeddings"))
     return ModelConfig(
-        architecture=architecture,
+        architecture=family.architecture,
         hidden_size=hidden,
         intermediate_size=keys.size("intermediate_size"),
         num_hidden_layers=keys.size("num_hidden_layers", at_most=MAX_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=keys.size("num_key_value_heads", default=heads),
-        head_dim=keys.size("head_dim", default=default_head_dim),
+        head_dim=keys.size("head_dim", default=family.head_dim or max(hidden // heads, 1)),
         vocab_size=keys.size("vocab_size"),
         max_position_embeddings=rope.positions,
         rms_norm_eps=keys.real("rms_norm_eps", default=1e-6),
@@ -152,8 +156,8 @@ def from_gguf(
     `rope_freqs.weight`) come from the file's tensors.
     """
     architecture = Keys(metadata, source).text("general.architecture")
-    if architecture not in GGUF_ARCHITECTURES:
-        known = ", ".join(GGUF_ARCHITECTURES)
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
         raise ModelFileError(f"{source}: architecture {short(architecture)} is not supported; known: {known}")
     keys = Keys(metadata, source, prefix=architecture + ".")
     if keys.get("attention.sliding_window"):
@@ -187,17 +191,13 @@ def from_gguf(
     return config, keys.assumed
 
 
-HF_FAMILIES = {"qwen3": "qwen3", "qwen2": "qwen2", "llama": "llama", "mistral": "llama"}
-GGUF_ARCHITECTURES = ("qwen3", "qwen2", "llama")
-
-
-def _refuse_what_is_not_implemented(keys: Keys, family: str) -> None:
+def _refuse_what_is_not_implemented(keys: Keys, family: Family) -> None:
     if keys.get("hidden_act") not in (None, "silu"):
         raise ModelFileError(
             f"{keys.source}: hidden_act {short(keys.get('hidden_act'))} is not supported; these decoders use 'silu'"
         )
-    if family != "qwen2" and keys.get("attention_bias"):  # Qwen2 has its biases whatever a config says
-        raise ModelFileError(f"{keys.source}: attention_bias is not supported for model_type {family!r}")
+    if not family.qkv_bias and keys.get("attention_bias"):  # Qwen2 has its biases whatever a config says
+        raise ModelFileError(f"{keys.source}: attention_bias is not supported for model_type {family.model_type!r}")
     if keys.get("mlp_bias"):
         raise ModelFileError(f"{keys.source}: mlp_bias is not supported")
     if keys.get("quantization_config"):
@@ -207,11 +207,11 @@ def _refuse_what_is_not_implemented(keys: Keys, family: str) -> None:
     _refuse_sliding_window(keys, family)
 
 
-def _refuse_sliding_window(keys: Keys, family: str) -> None:
+def _refuse_sliding_window(keys: Keys, family: Family) -> None:
     """Refuse a window that is in use, as transformers decides it.
 
-    Qwen's counts only with `use_sliding_window`, and where `layer_types` has a say, in the layers it names. Mistral's
-    counts whenever it is there, and a config without the key has one of 4096.
+    One that is opt-in counts only with `use_sliding_window`, and where `layer_types` has a say, in the layers it names.
+    Any other counts whenever it is there.
     """
     window, kinds = keys.get("sliding_window"), keys.get("layer_types")
     if kinds is not None and not isinstance(kinds, list):
@@ -219,14 +219,12 @@ def _refuse_sliding_window(keys: Keys, family: str) -> None:
     for kind in kinds or []:
         if kind != "full_attention":
             raise ModelFileError(f"{keys.source}: layer_types: {short(kind)} is not supported")
-    if family == "mistral" and "sliding_window" not in keys.values:
+    if family.window is not None and "sliding_window" not in keys.values:
         raise ModelFileError(
-            f"{keys.source}: sliding_window is missing, which means 4096 for 'mistral', and is not supported; "
-            'a model without one says "sliding_window": null'
+            f"{keys.source}: sliding_window is missing, which means {family.window} for {family.model_type!r}, and is "
+            'not supported; a model without one says "sliding_window": null'
         )
-    in_use = family == "mistral" or (bool(keys.get("use_sliding_window")) and not kinds)
-    if family == "llama" and window is not None:
-        in_use = True  # Llama has none, so it is not known what it means
+    in_use = not family.window_is_opt_in or (keys.get("use_sliding_window") and not kinds)
     if window is not None and in_use:
         raise ModelFileError(f"{keys.source}: sliding-window attention ({short(window)}) is not supported")
 

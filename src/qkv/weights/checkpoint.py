@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from qkv.errors import ModelFileError
 from qkv.model.config import ModelConfig, from_gguf, from_hf
+from qkv.model.families import FAMILIES
 from qkv.model.keys import label
 from qkv.weights.gguf import GGUFFile, first_part, open_gguf_model
 from qkv.weights.jsonfile import read_json
@@ -120,9 +121,10 @@ def _open_hf(folder: Path) -> Checkpoint:
 def _missing_head_dim(
     config: Mapping[str, Any], stored: Mapping[str, StoredTensor], notes: list[str]
 ) -> dict[str, int]:
-    """Qwen3 configs may leave `head_dim` out; the q projection's rows say what it is."""
+    """A family with a head size of its own may leave `head_dim` out; the q projection's rows say what it is."""
     heads, q = config.get("num_attention_heads"), stored.get("model.layers.0.self_attn.q_proj.weight")
-    if config.get("model_type") != "qwen3" or config.get("head_dim") is not None or q is None:
+    with_own_head_dim = [name for name, family in FAMILIES.items() if family.head_dim is not None]
+    if config.get("model_type") not in with_own_head_dim or config.get("head_dim") is not None or q is None:
         return {}
     if not isinstance(heads, int) or heads < 1 or len(q.shape) != 2 or q.shape[0] % heads:
         return {}  # the checks that follow name what is wrong
@@ -239,14 +241,14 @@ def gguf_name(name: str) -> str:
 
 
 def _row_order(config: ModelConfig, name: str, tensor: StoredTensor) -> npt.NDArray[np.intp] | None:
-    """Where row i of a llama-family q or k projection is stored in a GGUF file.
+    """Where row i of a q or k projection is stored in a GGUF file, for families whose rows are reordered there.
 
     llama.cpp rotates neighbouring pairs (2j, 2j+1) where Hugging Face rotates (j, j + d/2), and its conversion of
-    this family reorders the rows of every head to match: stored row 2j + p holds row p * d/2 + j.
+    these families reorders the rows of every head to match: stored row 2j + p holds row p * d/2 + j.
     """
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     projection = name.removesuffix(".weight").rpartition(".")[2]
-    if config.architecture != "llama" or projection not in heads:
+    if not config.family.gguf_pairs_neighbours or projection not in heads:
         return None
     if tensor.shape != config.parameter_shapes()[name]:
         return None  # refused right after, by its shape

@@ -16,7 +16,7 @@ from typing import Any
 
 from qkv import settings
 from qkv.errors import CacheError, ModelFileError, ModelNotFoundError
-from qkv.model.config import HF_FAMILIES
+from qkv.model.families import FAMILIES
 from qkv.progress import Progress, silent
 from qkv.weights.gguf import all_parts
 from qkv.weights.jsonfile import read_json
@@ -151,7 +151,7 @@ def _is_loadable(folder: Path) -> bool:
     try:
         if next(folder.rglob("*.gguf"), None) is not None:
             return True
-        return _whole_model(folder) is not None and read_json(folder / "config.json").get("model_type") in HF_FAMILIES
+        return _whole_model(folder) is not None and read_json(folder / "config.json").get("model_type") in FAMILIES
     except (ModelFileError, TypeError):
         return False  # something else's damaged or odd config
 
