@@ -24,7 +24,7 @@ from qkv.kernels.panels import panel_size
 from qkv.kernels.sizes import CACHE_KINDS, STEP_TOKENS, half_block_bytes
 from qkv.kernels.tiles import INFO
 from qkv.model import forward
-from qkv.model.config import ModelConfig
+from qkv.model.config import PRESETS, ModelConfig
 from qkv.model.forward import Buffers, Shape, StepInput, Weights, step_for
 from qkv.model.layers import LAYER, layer_records, padded_row
 from qkv.model.paged import BlockPool, CacheOverflowError, Chunk, PagedCache, StepAbortedError, blocks_for
@@ -79,8 +79,7 @@ class CompiledDecoder:
         self.pool = BlockPool(pool_blocks(config, cache, context, cache_bytes))
         self._shape = step_shape(config, weights.formats)
         self._weights = Weights(weights.arena, weights.matrices, weights.vectors, layer_records(config))
-        self._input = b = new_input(config, blocks_for(context))
-        self._arrays = (b.ids, b.positions, b.table_at, b.tables, b.tiles, b.parts, b.part_at, b.outputs)
+        self._input = new_input(config, blocks_for(context))
         self._cos, self._sin = np.zeros((2, context, config.head_dim // 2), np.float32)
         self._rotated = 0
         self._buffers = new_buffers(config, self._shape, self.pool.size, cache, threads, outputs)
@@ -119,8 +118,7 @@ class CompiledDecoder:
         with self._one_step:
             if self._closed:
                 raise QkvError("the model has been closed")
-            rows = self._describe(chunks)
-            self._input.command[forward.TAP_LAYER] = tap_layer
+            rows = self._describe(chunks, tap_layer)
             try:
                 team().run(self._program)
             except StepCancelledError:
@@ -171,38 +169,38 @@ class CompiledDecoder:
         team().abort(self._program)
         team().forget(self._program)
         with self._one_step:  # the broken-off step is over
-            del self._program, self._buffers, self._weights, self._input, self._arrays
+            del self._program, self._buffers, self._weights, self._input
 
-    def _describe(self, chunks: Sequence[Chunk]) -> int:
+    def _describe(self, chunks: Sequence[Chunk], tap_layer: int) -> int:
         """Fill `StepInput` for these chunks, taking the blocks they need; how many rows of logits there will be."""
-        lists: list[list[int]] = [[] for _ in self._arrays]
-        ids, positions, table_at, tables, tiles, parts, part_at, outputs = lists
+        new: Any = StepInput._make([] for _ in StepInput._fields)
         for chunk in chunks:
             cache, count = chunk.cache, len(chunk.ids)
-            first, end = len(ids), cache.length + count
+            first, end = len(new.ids), cache.length + count
             assert 0 < count <= STEP_TOKENS - first and end <= self.context, "the engine keeps to the limits"
             cache.blocks += self.pool.take(max(0, blocks_for(end) - len(cache.blocks)))
-            ids += chunk.ids
-            positions += range(cache.length, end)
-            table_at += [len(tables)] * count
-            tables += cache.blocks
-            pieces = -(-end // CHUNK)
-            if count == 1 and len(parts) // 2 + pieces <= MAX_PARTS:
-                part_at.append(len(parts) // 2)
+            new.ids.extend(chunk.ids)
+            new.positions.extend(range(cache.length, end))
+            new.table_at.extend([len(new.tables)] * count)
+            new.tables.extend(cache.blocks)
+            pieces, parts_so_far = -(-end // CHUNK), len(new.parts) // 2
+            if count == 1 and parts_so_far + pieces <= MAX_PARTS:
+                new.part_at.append(parts_so_far)
                 for piece in range(pieces):
-                    parts += first, piece
+                    new.parts.extend((first, piece))
             else:
-                part_at += [-1] * count
+                new.part_at.extend([-1] * count)
                 for token in range(first, first + count, TILE_TOKENS):
-                    tiles += token, min(TILE_TOKENS, first + count - token)
+                    new.tiles.extend((token, min(TILE_TOKENS, first + count - token)))
             if chunk.outputs != "none":
-                outputs += range(first if chunk.outputs == "all" else first + count - 1, first + count)
-        assert len(outputs) <= self.outputs, "more rows of logits than the decoder was made for"
-        for array, values in zip(self._arrays, lists, strict=True):
+                new.outputs.extend(range(first if chunk.outputs == "all" else first + count - 1, first + count))
+        rows = len(new.outputs)
+        assert rows <= self.outputs, "more rows of logits than the decoder was made for"
+        new.command.extend((len(new.ids), len(new.tiles) // 2, len(new.parts) // 2, rows, tap_layer))
+        for array, values in zip(self._input, new, strict=True):
             array[: len(values)] = values
-        self._rotate(positions)
-        self._input.command[:] = len(ids), len(tiles) // 2, len(parts) // 2, len(outputs), -1
-        return len(outputs)
+        self._rotate(new.positions)
+        return rows
 
     def _rotate(self, positions: list[int]) -> None:
         """Give the batch the angles of these positions; each is worked out once."""
@@ -236,20 +234,7 @@ def compile_kernels(formats: Iterable[str], progress: Progress = silent) -> None
 def warm(spec: list[str]) -> None:
     """Compile the kernels for these weight formats (called by `compile_in_child`)."""
     packing.compile_all()
-    config = ModelConfig(
-        architecture="qwen3",
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=32,
-        vocab_size=32,
-        max_position_embeddings=32,
-        rms_norm_eps=1e-6,
-        rope_theta=1e4,
-        tie_word_embeddings=True,
-    )
+    config = PRESETS["Qwen/Qwen3-0.6B"]  # any would do: only the types of its numbers and arrays count
     shape = step_shape(config, frozenset(spec))
     weights = Weights(new_arena(64), np.zeros(1, MATRIX), np.zeros(1, np.float32), np.zeros(1, LAYER))
     arrays = (new_input(config, 1), shape, weights, new_buffers(config, shape, 1, "f32", 1, 1))

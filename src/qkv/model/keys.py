@@ -42,10 +42,9 @@ class Keys:
     def real(self, key: str, default: float | None = None, *, at_least: float = 0.0, at_most: float = 1e12) -> float:
         """A number above 0, from `at_least` to `at_most`."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= at_most:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 < value <= at_most or value < at_least:
             raise self.wrong(key, f"a number from {at_least:g} to {at_most:g}" if at_least else "a positive number")
-        if value < at_least:
-            raise self.wrong(key, f"a number from {at_least:g} to {at_most:g}")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
