@@ -14,6 +14,7 @@ from test_reference import hf_model
 
 from decoders import compiled, logits_of
 from qkv.errors import ModelFileError
+from qkv.model import families
 from qkv.model.config import ModelConfig, from_hf
 from qkv.model.reference import Decoder
 from qkv.model.rope import LinearScaling, Llama3Scaling, YarnScaling, llama3_divisors, rope_frequencies
@@ -161,6 +162,25 @@ def test_safetensors_and_gguf_give_the_same_logits(tmp_path, name):
     same_logits(
         folder(tmp_path / "hf", family, config), write_gguf(tmp_path / "x.gguf", config, random_tensors(config))
     )
+
+
+def test_a_new_family_is_one_record(tmp_path, monkeypatch):
+    """One that no model has: with norms and biases. Both kinds of files are read, and both decoders agree on it."""
+    new = families.Family("newest", "new", qk_norm=True, qkv_bias=True)
+    monkeypatch.setitem(families.FAMILIES, "newest", new)
+    monkeypatch.setitem(families.ARCHITECTURES, "new", new)
+    config = tiny_config(architecture="new", rms_norm_eps=2.0**-20)
+    hf = folder(tmp_path / "hf", "newest", config)
+    same_logits(hf, write_gguf(tmp_path / "x.gguf", config, random_tensors(config)))
+    checkpoint, ids = open_checkpoint(hf), ids_of(config, 48)
+    assert checkpoint.config == config
+    exact = reference_logits(checkpoint, ids, np.float64)
+    assert np.abs(compiled_logits(checkpoint, ids) - exact).max() < 1e-4
+    for part in ("q_norm.weight", "k_norm.weight", "q_proj.bias", "k_proj.bias", "v_proj.bias"):
+        stored = checkpoint.tensors[f"model.layers.0.self_attn.{part}"]
+        zeros = {stored.name: replace(stored, data=0 * stored.data)}
+        without = replace(checkpoint, tensors=checkpoint.tensors | zeros)
+        assert np.abs(reference_logits(without, ids, np.float64) - exact).max() > 1e-3
 
 
 @pytest.mark.parametrize(

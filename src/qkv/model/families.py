@@ -29,7 +29,7 @@ class Family:
     window: int | None = None
     """The sliding window of a config without the key."""
     gguf_pairs_neighbours: bool = False
-    """Whether GGUF files have the rows of q and k reordered, for a RoPE that rotates neighbours."""
+    """Whether GGUF files have the rows of the q and k matrices reordered, for a RoPE that rotates neighbours."""
     sampling: Mapping[str, Any] | None = None
     """What its makers recommend, by `SamplingParams` field; None: nothing, so greedy."""
     sampling_when_thinking: Mapping[str, Any] | None = None
