@@ -288,20 +288,12 @@ def kv_block_bytes(config: ModelConfig, cache: str) -> int:
 
 def new_input(config: ModelConfig, table: int) -> StepInput:
     """An empty batch of up to 512 tokens, each with at most `table` cache blocks."""
-    tokens = STEP_TOKENS
-    int64 = {
-        "command": forward.COMMANDS,
-        "ids": tokens,
-        "positions": tokens,
-        "table_at": tokens,
-        "tables": table * tokens,
-        "tiles": 2 * tokens,
-        "parts": 2 * MAX_PARTS,
-        "part_at": tokens,
-        "outputs": tokens,
-    }
-    rotation = {name: np.zeros(tokens * config.head_dim // 2, np.float32) for name in ("cos", "sin")}
-    return StepInput(**{name: np.zeros(size, np.int64) for name, size in int64.items()}, **rotation)
+    sizes = dict.fromkeys(StepInput._fields, STEP_TOKENS)
+    sizes |= {"command": forward.COMMANDS, "tables": table * STEP_TOKENS, "tiles": 2 * STEP_TOKENS}
+    sizes["parts"] = 2 * MAX_PARTS
+    arrays = {name: np.zeros(size, np.int64) for name, size in sizes.items()}
+    rotation = {name: np.zeros(STEP_TOKENS * config.head_dim // 2, np.float32) for name in ("cos", "sin")}
+    return StepInput(**arrays | rotation)
 
 
 def new_buffers(config: ModelConfig, shape: Shape, blocks: int, cache: str, threads: int, outputs: int) -> Buffers:
