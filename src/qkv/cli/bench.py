@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,31 +15,13 @@ from qkv.errors import ParameterError
 
 if TYPE_CHECKING:
     from qkv.measure.bandwidth import Reader
-    from qkv.measure.speed import Bursts, Need, Point
+    from qkv.measure.speed import Bursts, Point
     from qkv.model.compiled import PackedWeights
     from qkv.model.config import ModelConfig
-    from qkv.opened import Loaded
 
 DEFAULTS = {"decode": (128, 512, 2048), "prefill": (128, 512), "batch": (2, 8)}
 OPTIONS = {"decode": "--depths", "prefill": "--prompts", "batch": "--batches"}
 MOST_ROUNDS = 1000
-
-
-@dataclass
-class Row:
-    """A point: seconds of its steps, one a round, and what a step needs."""
-
-    point: Point
-    seconds: list[float]
-    need: Need
-
-    @property
-    def step(self) -> float:
-        return median(self.seconds)
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.point.tokens / self.step
 
 
 def bench(
@@ -89,11 +70,18 @@ def bench(
         opened = open_model(model, bars)
         points = points_for(opened.config, wanted)
         loaded = opened.load(weights, threads=count, progress=bars)
-        reads, rows = measure(opened.config, loaded.weights, points, cache, count, rounds, bars)
-    if as_json:
-        terminal.write(json.dumps(as_object(model, loaded, reads, rows, cache, count)) + "\n")
-    else:
-        terminal.write(terminal.for_output(report(model, loaded, reads, rows, cache, count)))
+        read, measured = measure(opened.config, loaded.weights, points, cache, count, rounds, bars)
+    result = {
+        "model": model,
+        "path": loaded.report.path,
+        "weights": sorted(loaded.weights.formats),
+        "cache": cache,
+        "threads": count,
+        "load_seconds": loaded.report.seconds,
+        "read_bytes_per_second": read,
+        "points": measured,
+    }
+    terminal.write(json.dumps(result) + "\n" if as_json else terminal.for_output(as_text(result)))
 
 
 def numbers(option: str, text: str | None) -> list[int] | None:
@@ -132,8 +120,11 @@ def measure(
     threads: int,
     rounds: int,
     bars: Bars,
-) -> tuple[list[float], list[Row]]:
-    """Bytes per second of reading memory, once a round of every point, and the points' rows."""
+) -> tuple[float, list[dict[str, Any]]]:
+    """Bytes per second of reading memory, and what each point took (seconds, one a round) and needed.
+
+    Memory is read once a round of every point; the median counts.
+    """
     from qkv.measure.bandwidth import Reader
     from qkv.measure.speed import Bursts, need
     from qkv.runtime.aside import aside
@@ -142,15 +133,28 @@ def measure(
     reader.tune(progress=bars)
     bursts = Bursts(config, weights, points, cache=cache, threads=threads)
     reads: list[float] = []
-    rows = []
+    measured: list[dict[str, Any]] = []
     for done, point in enumerate(points):
         bars("measuring", done, len(points), "points")
         seconds = aside(partial(measure_point, reader, bursts, point, rounds, reads))
-        rows.append(Row(point, seconds, need(point, config, weights, cache)))
+        step, needed = median(seconds), need(point, config, weights, cache)
+        measured.append(
+            {
+                "kind": point.kind,
+                "n": point.n,
+                "tokens_per_second": point.tokens / step,
+                "step_seconds": seconds,
+                "step_bytes": round(needed.bytes),
+                "step_operations": round(needed.operations),
+                "bytes_per_second": needed.bytes / step,
+                "operations_per_second": needed.operations / step,
+            }
+        )
     bars("measuring", len(points), len(points), "points")
     bursts.close()
     reader.close()
-    return reads, rows
+    read = median(reads)
+    return read, [point | {"fraction_of_read": point["bytes_per_second"] / read} for point in measured]
 
 
 def measure_point(reader: Reader, bursts: Bursts, point: Point, rounds: int, reads: list[float]) -> list[float]:
@@ -163,66 +167,36 @@ def measure_point(reader: Reader, bursts: Bursts, point: Point, rounds: int, rea
     return seconds
 
 
-def report(model: str, loaded: Loaded, reads: list[float], rows: list[Row], cache: str, threads: int) -> str:
+def as_text(result: dict[str, Any]) -> str:
     """The table, at most 80 columns wide."""
     from qkv.explain.charts import table
     from qkv.opened import label
 
-    read = median(reads)
-    lines = [["", "tokens/s", "ms a step", "MB a step", "GB/s", "of read", "GOP/s"]]
-    for row in rows:
-        rate = row.need.bytes / row.step
-        lines.append(
+    rows = [["", "tokens/s", "ms a step", "MB a step", "GB/s", "of read", "GOP/s"]]
+    for point in result["points"]:
+        speed, step = point["tokens_per_second"], median(point["step_seconds"])
+        rows.append(
             [
-                _title(row.point),
-                f"{row.tokens_per_second:,.{1 if row.tokens_per_second < 100 else 0}f}",
-                f"{row.step * 1e3:,.{2 if row.step < 0.1 else 0}f}",
-                f"{row.need.bytes / 1e6:,.0f}",
-                f"{rate / 1e9:.1f}",
-                f"{rate / read:.0%}",
-                f"{row.need.operations / row.step / 1e9:,.0f}",
+                _title(point["kind"], point["n"]),
+                f"{speed:,.{1 if speed < 100 else 0}f}",
+                f"{step * 1e3:,.{2 if step < 0.1 else 0}f}",
+                f"{point['step_bytes'] / 1e6:,.0f}",
+                f"{point['bytes_per_second'] / 1e9:.1f}",
+                f"{point['fraction_of_read']:.0%}",
+                f"{point['operations_per_second'] / 1e9:,.0f}",
             ]
         )
-    head = [
-        ("model", f"{label(model)} ({', '.join(sorted(loaded.weights.formats))} weights, {cache} cache)"),
-        ("loaded in", f"{loaded.report.seconds:.2f} s"),
-        ("memory", f"{read / 1e9:.1f} GB/s read, {terminal.count_text(threads, 'thread')}"),
-    ]
-    width = max(len(name) for name, _ in head)
-    return "".join(f"{name:{width}}  {value}\n" for name, value in head) + "\n" + table(lines)
+    formats, threads = ", ".join(result["weights"]), terminal.count_text(result["threads"], "thread")
+    return (
+        f"model      {label(result['model'])} ({formats} weights, {result['cache']} cache)\n"
+        f"loaded in  {result['load_seconds']:.2f} s\n"
+        f"memory     {result['read_bytes_per_second'] / 1e9:.1f} GB/s read, {threads}\n\n" + table(rows)
+    )
 
 
-def as_object(
-    model: str, loaded: Loaded, reads: list[float], rows: list[Row], cache: str, threads: int
-) -> dict[str, Any]:
-    """The same for programs: rates per second, bytes and operations of a step, every round's seconds."""
-    read = median(reads)
-    return {
-        "model": model,
-        "path": loaded.report.path,
-        "weights": sorted(loaded.weights.formats),
-        "cache": cache,
-        "threads": threads,
-        "load_seconds": loaded.report.seconds,
-        "read_bytes_per_second": read,
-        "points": [
-            {
-                "kind": row.point.kind,
-                "n": row.point.n,
-                "tokens_per_second": row.tokens_per_second,
-                "step_seconds": row.seconds,
-                "step_bytes": round(row.need.bytes),
-                "step_operations": round(row.need.operations),
-                "bytes_per_second": row.need.bytes / row.step,
-                "operations_per_second": row.need.operations / row.step,
-                "fraction_of_read": row.need.bytes / row.step / read,
-            }
-            for row in rows
-        ],
-    }
+def _title(kind: str, n: int) -> str:
+    from qkv.measure.speed import BATCH_DEPTH
 
-
-def _title(point: Point) -> str:
-    if point.kind == "batch":
-        return f"decode {point.n} at {point.depth}"
-    return f"decode at {point.n:,}" if point.kind == "decode" else f"prefill {point.n:,}"
+    if kind == "batch":
+        return f"decode {n} at {BATCH_DEPTH}"
+    return f"decode at {n:,}" if kind == "decode" else f"prefill {n:,}"

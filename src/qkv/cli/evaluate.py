@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +16,6 @@ from qkv.cli.bars import Bars
 from qkv.errors import ParameterError, QkvError
 
 if TYPE_CHECKING:
-    from qkv.engine.scoring import Quality
     from qkv.model.compiled import CompiledDecoder
     from qkv.opened import Opened
     from qkv.progress import Progress
@@ -81,8 +79,25 @@ def evaluate(
         decoders = _load_all(stack, opened, formats, cache, count, span, bars)
         results = aside(lambda: compare_formats(decoders, ids, window=span, stride=step, progress=bars))
     names = [wanted or " + ".join(sorted({*opened.formats(None).values()})) for wanted in formats]
-    report = Report(label(model), str(file), names, len(ids), span, step, results)
-    terminal.write(json.dumps(report.as_json()) + "\n" if as_json else terminal.for_output(report.as_text()))
+    result = {
+        "model": label(model),
+        "file": str(file),
+        "tokens": len(ids),
+        "scored": len(ids) - 1,
+        "window": span,
+        "stride": step,
+        "formats": [
+            {
+                "weights": name,
+                "perplexity": quality.perplexity if math.isfinite(quality.perplexity) else None,
+                "kl_divergence": quality.divergence,
+                "same_top": quality.agreement,
+                "tokens_per_second": quality.tokens_run / quality.seconds,
+            }
+            for name, quality in zip(names, results, strict=True)
+        ],
+    }
+    terminal.write(json.dumps(result) + "\n" if as_json else terminal.for_output(as_text(result)))
 
 
 def read_text(file: Path) -> str:
@@ -163,53 +178,22 @@ def _load_all(
     return decoders
 
 
-@dataclass(frozen=True)
-class Report:
-    """What was measured, and how."""
+def as_text(result: dict[str, Any]) -> str:
+    """A table, and a line about how."""
+    from qkv.explain.charts import table
 
-    model: str
-    file: str
-    formats: Sequence[str]
-    tokens: int
-    window: int
-    stride: int
-    results: Sequence[Quality]
-
-    def as_text(self) -> str:
-        """A table, and a line about how."""
-        from qkv.explain.charts import table
-
-        compared = len(self.formats) > 1
-        header = ["weights", "perplexity", "tokens/s"]
+    formats = result["formats"]
+    compared = len(formats) > 1
+    header = ["weights", "perplexity", "tokens/s"]
+    if compared:
+        header[2:2] = [f"KL({formats[0]['weights']}‖·)", "same top token"]
+    rows = [header]
+    for number, quality in enumerate(formats):
+        perplexity = "inf" if quality["perplexity"] is None else f"{quality['perplexity']:,.4f}"
+        row = [quality["weights"], perplexity, f"{quality['tokens_per_second']:,.0f}"]
         if compared:
-            header[2:2] = [f"KL({self.formats[0]}‖·)", "same top token"]
-        rows = [header]
-        for number, (name, quality) in enumerate(zip(self.formats, self.results, strict=True)):
-            row = [name, f"{quality.perplexity:,.4f}", f"{quality.tokens_run / quality.seconds:,.0f}"]
-            if compared:
-                row[2:2] = [f"{quality.divergence:.6f}", f"{quality.agreement:.2%}"] if number else ["", ""]
-            rows.append(row)
-        overlap = f", stride {self.stride:,}" if self.tokens > self.window else ""
-        how = f"{self.tokens - 1:,} of {self.tokens:,} tokens scored, window {self.window:,}{overlap}"
-        return table(rows) + f"{self.model}, {self.file}: {how}\n"
-
-    def as_json(self) -> dict[str, Any]:
-        """The same for programs."""
-        return {
-            "model": self.model,
-            "file": self.file,
-            "tokens": self.tokens,
-            "scored": self.tokens - 1,
-            "window": self.window,
-            "stride": self.stride,
-            "formats": [
-                {
-                    "weights": name,
-                    "perplexity": quality.perplexity if math.isfinite(quality.perplexity) else None,
-                    "kl_divergence": quality.divergence,
-                    "same_top": quality.agreement,
-                    "tokens_per_second": quality.tokens_run / quality.seconds,
-                }
-                for name, quality in zip(self.formats, self.results, strict=True)
-            ],
-        }
+            row[2:2] = [f"{quality['kl_divergence']:.6f}", f"{quality['same_top']:.2%}"] if number else ["", ""]
+        rows.append(row)
+    overlap = f", stride {result['stride']:,}" if result["tokens"] > result["window"] else ""
+    how = f"{result['scored']:,} of {result['tokens']:,} tokens scored, window {result['window']:,}{overlap}"
+    return table(rows) + f"{result['model']}, {result['file']}: {how}\n"
