@@ -23,65 +23,17 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 
 Model = Annotated[
-    str,
-    typer.Option("--model", "-m", envvar="QKV_MODEL", help="Hub id, short name, .gguf file or folder."),
+    str, typer.Option("--model", "-m", envvar="QKV_MODEL", help="Hub id, short name, .gguf file or folder.")
 ]
 System = Annotated[str | None, typer.Option("--system", help="System message.")]
-MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", help="The most tokens to make (default: until the context is full).")
-]
-Temperature = Annotated[
-    float | None,
-    typer.Option("--temperature", "--temp", help="0 always takes the likeliest token (default: the model's own)."),
-]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Keep the K likeliest tokens; 0 is off.")]
-TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this sum; 1 is off.")]
-MinP = Annotated[
-    float | None,
-    typer.Option("--min-p", help="Keep tokens at least this fraction as likely as the first; 0 is off."),
-]
-RepetitionPenalty = Annotated[
-    float | None,
-    typer.Option(
-        "--repetition-penalty",
-        help="Make what is there already less likely: 1.1 is mild, 1 is off (default: the model's own).",
-    ),
-]
-PresencePenalty = Annotated[
-    float,
-    typer.Option("--presence-penalty", help="Make what the answer has already less likely: -2 to 2, 0 is off."),
-]
-Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same text.")]
 Think = Annotated[
     bool | None, typer.Option("--think/--no-think", help="Think before answering (default: as the model does).")
-]
-ThinkingBudget = Annotated[
-    int | None,
-    typer.Option("--thinking-budget", help="Close the thinking after so many tokens, such as 256 (default: never)."),
-]
-Context = Annotated[
-    int | None, typer.Option("--context", help="The most positions to use (default: the model's maximum).")
 ]
 Weights = Annotated[
     str | None,
     typer.Option("--weights", help="int8, int4, bf16 or f32 (default: a GGUF file's own 4 and 8 bits, else int8)."),
 ]
 Cache = Annotated[str, typer.Option("--cache", help="How keys and values are kept: f16, int8 or f32.")]
-CacheSize = Annotated[
-    str | None,
-    typer.Option(
-        "--cache-size",
-        metavar="<size>",
-        help="Memory for keys and values, such as 512MB or 2GiB (default: up to a quarter of what is free).",
-    ),
-]
-Speculation = Annotated[
-    bool,
-    typer.Option(
-        "--speculation",
-        help="Guess tokens from the text so far: the same answer, sooner where it quotes or repeats.",
-    ),
-]
 Threads = Annotated[int | None, typer.Option("--threads", help="Cores to use (default: those it may use).")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no timings on standard error.")]
 
@@ -91,11 +43,26 @@ class ModelOptions:
     """Which model, and how it is opened."""
 
     model: Model = DEFAULT_MODEL
-    context: Context = None
+    context: Annotated[
+        int | None, typer.Option("--context", help="The most positions to use (default: the model's maximum).")
+    ] = None
     weights: Weights = None
     cache: Cache = "f16"
-    cache_size: CacheSize = None
-    speculation: Speculation = False
+    cache_size: Annotated[
+        str | None,
+        typer.Option(
+            "--cache-size",
+            metavar="<size>",
+            help="Memory for keys and values, such as 512MB or 2GiB (default: up to a quarter of what is free).",
+        ),
+    ] = None
+    speculation: Annotated[
+        bool,
+        typer.Option(
+            "--speculation",
+            help="Guess tokens from the text so far: the same answer, sooner where it quotes or repeats.",
+        ),
+    ] = False
     threads: Threads = None
     quiet: Quiet = False
 
@@ -121,15 +88,39 @@ class ModelOptions:
 class SamplingOptions:
     """How tokens are chosen. The fields are those of `SamplingParams`."""
 
-    max_tokens: MaxTokens = None
-    temperature: Temperature = None
-    top_k: TopK = None
-    top_p: TopP = None
-    min_p: MinP = None
-    repetition_penalty: RepetitionPenalty = None
-    presence_penalty: PresencePenalty = 0
-    seed: Seed = None
-    thinking_budget: ThinkingBudget = None
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", help="The most tokens to make (default: until the context is full).")
+    ] = None
+    temperature: Annotated[
+        float | None,
+        typer.Option("--temperature", "--temp", help="0 always takes the likeliest token (default: the model's own)."),
+    ] = None
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Keep the K likeliest tokens; 0 is off.")] = None
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this sum; 1 is off.")
+    ] = None
+    min_p: Annotated[
+        float | None,
+        typer.Option("--min-p", help="Keep tokens at least this fraction as likely as the first; 0 is off."),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--repetition-penalty",
+            help="Make what is there already less likely: 1.1 is mild, 1 is off (default: the model's own).",
+        ),
+    ] = None
+    presence_penalty: Annotated[
+        float,
+        typer.Option("--presence-penalty", help="Make what the answer has already less likely: -2 to 2, 0 is off."),
+    ] = 0
+    seed: Annotated[int | None, typer.Option("--seed", help="The same seed gives the same text.")] = None
+    thinking_budget: Annotated[
+        int | None,
+        typer.Option(
+            "--thinking-budget", help="Close the thinking after so many tokens, such as 256 (default: never)."
+        ),
+    ] = None
 
     def params(self, **more: Any) -> SamplingParams:
         """The parameters of a request. Raises ParameterError."""
@@ -138,24 +129,23 @@ class SamplingOptions:
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Let a command take dataclasses of options: typer sees their fields, the command gets the dataclasses."""
+    shown: list[Parameter] = []
+    groups: dict[str, Any] = {}
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    for parameter in signature(command).parameters.values():
+        hint = hints[parameter.name]
+        if not is_dataclass(hint):
+            shown.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hint))
+            continue
+        groups[parameter.name] = hint
+        inner = get_type_hints(hint, include_extras=True)
+        for f in fields(hint):
+            shown.append(Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=inner[f.name]))
 
     def call(**given: Any) -> None:
         made = {name: group(**{f.name: given.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
         command(**given, **made)
 
-    shown: list[Parameter] = []
-    for parameter in signature(command).parameters.values():
-        if parameter.name in groups:
-            group = groups[parameter.name]
-            inner = get_type_hints(group, include_extras=True)
-            shown += [
-                Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=inner[f.name])
-                for f in fields(group)
-            ]
-        else:
-            shown.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[parameter.name]))
     call.__name__, call.__doc__ = command.__name__, command.__doc__
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     call.__signature__ = signature(command).replace(parameters=shown, return_annotation=None)  # type: ignore[attr-defined]

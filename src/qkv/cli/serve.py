@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import logging
+import shlex
 import socket
 import sys
 from types import FrameType
@@ -152,13 +153,9 @@ def _greeting(llm: LLM, name: str, settings: Settings, listener: socket.socket) 
         [
             f"{name} ({packed}), context {llm.context:,}, cache {llm.cache} for {32 * blocks:,} tokens",
             f"chat on {url}/, clients use {url}/v1, Ctrl-C ends it",
-            f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {_quoted(body)}",
+            f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
         ]
     )
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def _check_installed() -> None:
