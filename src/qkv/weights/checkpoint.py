@@ -5,6 +5,7 @@ Every tensor the config needs is there with the right shape, or there is an erro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from qkv.errors import ModelFileError
 from qkv.model.config import ModelConfig, from_gguf, from_hf
 from qkv.model.families import FAMILIES
 from qkv.model.keys import label
-from qkv.weights.gguf import GGUFFile, first_part, open_gguf_model
+from qkv.weights.gguf import GGUFFile, all_parts, open_gguf_model
 from qkv.weights.jsonfile import read_json
 from qkv.weights.mapped import check_file, read_limited
 from qkv.weights.safetensors import open_folder
@@ -26,8 +27,10 @@ from qkv.weights.tensor import BLOCKS, StoredTensor
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 TEMPLATE_LIMIT = 4 << 20
 
-GGUF_NAMES = {EMBEDDING: "token_embd.weight", "model.norm.weight": "output_norm.weight", HEAD: "output.weight"}
-GGUF_LAYER_PARTS = {
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -74,15 +77,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def _only_gguf(folder: Path) -> Path:
     files = sorted(folder.glob("*.gguf"))
-    if len(files) == 1:
-        return files[0]
-    if files:
-        first = first_part(files)
-        if first is not None:
-            return first
+    if not files:
+        raise ModelFileError(f"{folder}: not a model folder; it needs config.json and *.safetensors, or one .gguf file")
+    if not set(files) <= set(all_parts(files[0])):
         names = ", ".join(file.name for file in files[:8])
         raise ModelFileError(f"{folder}: holds several GGUF files; name one of {names}")
-    raise ModelFileError(f"{folder}: not a model folder; it needs config.json and *.safetensors, or one .gguf file")
+    return files[0]
 
 
 def _open_hf(folder: Path) -> Checkpoint:
@@ -93,12 +93,11 @@ def _open_hf(folder: Path) -> Checkpoint:
     config = from_hf(raw_config, str(folder / "config.json"), notes)
     config = _settle_tie(config, stored, str(folder), notes)
     tensors = _select(config, stored, str(folder), notes)
-    tokenizer: Path | None = None
-    if not (folder / "tokenizer.json").is_file():
-        notes.append(f"{folder}: no tokenizer.json, so only token ids can be used")
-    else:
-        tokenizer = folder / "tokenizer.json"
+    tokenizer = folder / "tokenizer.json"
+    if tokenizer.is_file():
         check_file(tokenizer)
+    else:
+        notes.append(f"{folder}: no tokenizer.json, so only token ids can be used")
     generation = _optional_json(folder / "generation_config.json") or {}
     tokenizer_config = _optional_json(folder / "tokenizer_config.json")
     end_ids = [
@@ -109,7 +108,7 @@ def _open_hf(folder: Path) -> Checkpoint:
         path=folder,
         config=config,
         tensors=tensors,
-        tokenizer=tokenizer,
+        tokenizer=tokenizer if tokenizer.is_file() else None,
         tokenizer_config=tokenizer_config,
         chat_template=_hf_chat_template(folder, tokenizer_config or {}),
         generation_config=generation,
@@ -177,15 +176,15 @@ def _open_gguf(file: GGUFFile) -> Checkpoint:
     source, metadata = str(file.path), file.metadata
     tensors = dict(file.tensors)
     divisors = _rope_divisors(tensors.pop("rope_freqs.weight", None), source)
-    table = tensors.get(GGUF_NAMES[EMBEDDING])
+    table = tensors.get(gguf_name(EMBEDDING))
     if table is None:
         raise ModelFileError(f"{source}: the tensor 'token_embd.weight' is missing; the model is incomplete")
-    head = tensors.get(GGUF_NAMES[HEAD])
+    head = tensors.get(gguf_name(HEAD))
     tied = head is None or head.same_values(table)
     config, notes = from_gguf(metadata, source, vocab_size=table.shape[0], tied=tied, rope_divisors=divisors)
     stored = _hf_named(config, tensors)
     if tied:
-        stored.pop(GGUF_NAMES[HEAD], None)
+        stored.pop(gguf_name(HEAD), None)
     tokens = metadata.get("tokenizer.ggml.tokens")
     if isinstance(tokens, list) and len(tokens) > config.vocab_size:
         raise ModelFileError(f"{source}: {len(tokens):,} tokens, but the table has {config.vocab_size:,} rows")
@@ -232,12 +231,9 @@ def _hf_named(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> dict[
 
 def gguf_name(name: str) -> str:
     """`model.layers.3.self_attn.q_proj.weight` -> `blk.3.attn_q.weight`."""
-    if not name.startswith("model.layers."):
-        part, _, kind = name.rpartition(".")
-        return GGUF_NAMES[part + ".weight"].removesuffix("weight") + kind
-    layer, _, rest = name.removeprefix("model.layers.").partition(".")
-    part, _, kind = rest.rpartition(".")
-    return f"blk.{layer}.{GGUF_LAYER_PARTS[part]}.{kind}"
+    part, _, kind = name.rpartition(".")
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", part)
+    return f"blk.{layer[1]}.{GGUF_NAMES[layer[2]]}.{kind}" if layer else f"{GGUF_NAMES[part]}.{kind}"
 
 
 def _row_order(config: ModelConfig, name: str, tensor: StoredTensor) -> npt.NDArray[np.intp] | None:
