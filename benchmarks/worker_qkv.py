@@ -19,7 +19,7 @@ from qkv.kernels.isa import ISA
 from qkv.measure.speed import BATCH_DEPTH, Bursts, Point
 from qkv.model.compiled import CompiledDecoder, compile_kernels
 from qkv.weights.checkpoint import open_checkpoint
-from qkv.weights.load import formats_of, load_weights
+from qkv.weights.load import load_weights, matrix_formats
 
 CACHES = ("f16", "int8")
 
@@ -32,7 +32,8 @@ class Qkv:
 
     def open(self, model: str, threads: int, points: list[str]) -> dict[str, Any]:
         checkpoint = open_checkpoint(Path(model))
-        compile_kernels(formats_of(checkpoint.config, checkpoint.tensors, None))
+        formats = matrix_formats(checkpoint.config, checkpoint.tensors, None)
+        compile_kernels(frozenset(formats.values()))
         began = time.perf_counter()
         self._weights = load_weights(checkpoint.config, checkpoint.tensors, threads=threads)
         loaded = time.perf_counter() - began

@@ -20,9 +20,8 @@ from qkv.weights import names
 from qkv.weights.checkpoint import Checkpoint, open_checkpoint
 from qkv.weights.jsonfile import read_json
 
-if (
-    TYPE_CHECKING
-):  # imported when used: Numba, the tokenizers and Jinja take a second, and `qkv info` needs none of them
+# The rest is imported when used: Numba, the tokenizers and Jinja take a second, and `qkv info` needs none of them.
+if TYPE_CHECKING:
     from qkv.model.compiled import PackedWeights
     from qkv.text.prompt.template import ChatTemplate
     from qkv.text.tokens.tokenizer import Tokenizer

@@ -101,7 +101,7 @@ def test_qkv_as_an_engine(tmp_path, monkeypatch):
 
     engine = worker_qkv.Qkv()
     monkeypatch.setattr(worker_qkv, "load_weights", lambda *_, **__: packed(CONFIG, random_tensors(CONFIG)))
-    monkeypatch.setattr(worker_qkv, "formats_of", lambda *_: frozenset({"f32"}))
+    monkeypatch.setattr(worker_qkv, "matrix_formats", lambda *_: {"table": "f32"})
     points = ["prefill:20", "decode:30", "decode:128", "batch:2"]
     assert engine.describe()["variants"] == {"f16": "f16", "int8": "int8"}
     said = engine.open(str(tmp_path), 2, points)

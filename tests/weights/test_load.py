@@ -197,7 +197,7 @@ def test_q4_k_stays_at_four_bits(tmp_path, architecture, parts):
     config = dataclasses.replace(BROAD, architecture=architecture)
     file = q4_k_file(tmp_path / "model.gguf", config, tensors_per_file=parts)
     weights = load_weights(file.config, file.tensors, threads=2)
-    assert weights.formats == load.formats_of(file.config, file.tensors, None) == {"int4m", "int8"}
+    assert weights.formats == {*load.matrix_formats(file.config, file.tensors, None).values()} == {"int4m", "int8"}
     assert weights.arena.nbytes == load.packed_size(file.config, file.tensors, None)
     assert weights.notes == ()
     names = dict(zip(matrix_names(config), weights.matrices, strict=True))

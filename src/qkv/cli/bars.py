@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import Any
 
 from qkv.cli import terminal
@@ -33,13 +32,8 @@ class Bars:
     def __enter__(self) -> Bars:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Take the bars away."""
+    def __exit__(self, *error: object) -> None:
+        """Take the bar away."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
@@ -62,7 +56,7 @@ class Bars:
         now = time.monotonic()
         if now - self._since.setdefault(what, now) >= LONG_SECONDS and what not in self._announced:
             self._announced.add(what)
-            size = "" if total is None else f" ({_units(total, unit)})"
+            size = "" if total is None else f" ({_amount(total, None, unit)})"
             terminal.note(terminal.visible(what) + size)
 
     def _show(self, what: str, done: int, total: int | None, unit: str) -> None:
@@ -83,13 +77,10 @@ class Bars:
 
 def _amount(done: int, total: int | None, unit: str) -> str:
     """ "1.2 GB/1.5 GB", "12/311 tensors", "3 files"."""
+    counts = [done] if total is None else [done, total]
     if unit == "bytes":
-        return terminal.bytes_text(done) + ("" if total is None else "/" + terminal.bytes_text(total))
-    return f"{done}{'' if total is None else f'/{total}'} {unit}"
-
-
-def _units(count: int, unit: str) -> str:
-    return terminal.bytes_text(count) if unit == "bytes" else f"{count} {unit}"
+        return "/".join(map(terminal.bytes_text, counts))
+    return f"{'/'.join(map(str, counts))} {unit}"
 
 
 def _rich_progress() -> Any:

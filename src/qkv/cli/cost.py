@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli import options, terminal
+from qkv.cli.bars import Bars
 from qkv.cli.models import table
 from qkv.errors import ParameterError
 
@@ -78,7 +79,7 @@ def _names(formats: Weights) -> str:
 
 
 def machine_limits(gbps: float | None, gflops: float | None, threads: int | None) -> tuple[Limits, str]:
-    """The limits that were given, measured where they were not, and where they come from."""
+    """The limits that were given, measured now where they were not, and where they come from."""
     from qkv.model.cost import Limits
 
     for name, value in (("--gbps", gbps), ("--gflops", gflops)):
@@ -86,25 +87,19 @@ def machine_limits(gbps: float | None, gflops: float | None, threads: int | None
             raise ParameterError(f"{name} must be a positive number, got {value:g}")
     if gbps is not None and gflops is not None:
         return Limits(gbps * 1e9, gflops * 1e9, gflops * 1e9), "as given"
-    limits, source = measured_limits(threads)
+    from qkv.measure.limits import measure_limits  # compiles kernels
+    from qkv.opened import thread_count
+
+    count = thread_count(threads)
+    with Bars() as bars:
+        limits = measure_limits(count, bars)
+    source = f"measured, {terminal.count_text(count, 'thread')}"
     if gbps is not None:
         return replace(limits, bytes_per_second=gbps * 1e9), f"GB/s as given, the rest {source}"
     if gflops is not None:
         rate = gflops * 1e9
         return replace(limits, flop_per_second=rate, flop_per_second_int8=rate), f"FLOP/s as given, the rest {source}"
     return limits, source
-
-
-def measured_limits(threads: int | None) -> tuple[Limits, str]:
-    """This machine's limits, measured now."""
-    from qkv.cli.bars import Bars
-    from qkv.measure.limits import measure_limits
-    from qkv.opened import thread_count
-
-    count = thread_count(threads)
-    with Bars() as bars:
-        limits = measure_limits(count, bars)
-    return limits, f"measured, {terminal.count_text(count, 'thread')}"
 
 
 def limits_text(limits: Limits) -> str:
@@ -119,7 +114,7 @@ def limits_text(limits: Limits) -> str:
 
 def parts_table(parts: list[Part], limits: Limits) -> str:
     """A line for each part of the model, and their sum."""
-    from qkv.explain import charts as plain
+    from qkv.explain import charts
     from qkv.explain.charts import si
     from qkv.model.cost import total
 
@@ -140,7 +135,7 @@ def parts_table(parts: list[Part], limits: Limits) -> str:
                 bound,
             )
         )
-    return plain.table(rows)
+    return charts.table(rows)
 
 
 def _header(label: str, config: ModelConfig, context: int, batch: int, cache: str) -> list[tuple[str, str]]:

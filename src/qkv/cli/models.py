@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from qkv.cli import terminal
 from qkv.cli.bars import Bars
 from qkv.errors import QkvError
-
-if TYPE_CHECKING:
-    from qkv.weights.names import CachedModel
 
 Name = Annotated[str, typer.Argument(help="Hub id or short name.")]
 
@@ -64,24 +61,14 @@ def rm(
     """
     from qkv.weights import names
 
-    model = find_cached(name)
+    wanted = names.full_name(name).lower()
+    model = next((model for model in names.cached_models() if model.name.lower() == wanted), None)
     if model is not None and not yes:  # of a model that is not here, `remove` says so
         if not terminal.is_terminal(sys.stdin):
             raise QkvError("rm asks before it deletes, and nobody is there to answer; -y deletes without asking")
-        if not typer.confirm(_question(model), err=True):
+        size = terminal.bytes_text(model.size_bytes)
+        if not typer.confirm(f"delete {terminal.visible(model.name)} ({size})?", err=True):
             terminal.note("nothing deleted")
             return
     freed = names.remove(name)
     terminal.write(terminal.for_output(f"deleted {name}: {freed:,} bytes freed\n"))
-
-
-def _question(model: CachedModel) -> str:
-    return f"delete {terminal.visible(model.name)} ({terminal.bytes_text(model.size_bytes)})?"
-
-
-def find_cached(name: str) -> CachedModel | None:
-    """The cached model of that name (hub id, tag or short name), without asking the network."""
-    from qkv.weights.names import TAGS, cached_models
-
-    wanted = TAGS.get(name.strip().lower(), name.strip()).lower()
-    return next((model for model in cached_models() if model.name.lower() == wanted), None)

@@ -90,24 +90,23 @@ def fetch(repo: str, file: str | None = None, progress: Progress = silent) -> Pa
 
 def list_cached() -> Iterator[tuple[str, Path, int]]:
     """(hub id, folder, bytes on disk) of each cached model that qkv could load."""
-    info = _cache()
-    for repo in info.repos if info else ():
+    for repo in _cached_repos():
         newest = max(repo.revisions, key=lambda found: ("main" in found.refs, found.last_modified), default=None)
-        if repo.repo_type == "model" and newest is not None and _is_loadable(newest.snapshot_path):
+        if newest is not None and _is_loadable(newest.snapshot_path):
             yield repo.repo_id, newest.snapshot_path, repo.size_on_disk
 
 
 def remove(repo: str) -> int:
     """Delete the repository from the hub's cache; returns the bytes freed, 0 if it is not there."""
-    info = _cache()
-    found = [cached for cached in info.repos if cached.repo_type == "model" and cached.repo_id == repo] if info else []
-    if not found:
-        return 0
-    try:
-        shutil.rmtree(found[0].repo_path)
-    except OSError as error:
-        raise CacheError(f"{repo}: cannot be removed from the hub's cache ({error.strerror or error})") from error
-    return int(found[0].size_on_disk)
+    for found in _cached_repos():
+        if found.repo_id == repo:
+            try:
+                shutil.rmtree(found.repo_path)
+            except OSError as error:
+                reason = error.strerror or error
+                raise CacheError(f"{repo}: cannot be removed from the hub's cache ({reason})") from error
+            return int(found.size_on_disk)
+    return 0
 
 
 def choose_files(name: str, files: Iterable[str], file: str | None) -> list[str]:
@@ -156,14 +155,14 @@ def _is_loadable(folder: Path) -> bool:
         return False  # something else's damaged or odd config
 
 
-def _cache() -> Any:
-    """`huggingface_hub`'s description of its cache; None if there is no cache."""
+def _cached_repos() -> list[Any]:
+    """`huggingface_hub`'s descriptions of the models in its cache."""
     import huggingface_hub as hf
 
     try:
-        return hf.scan_cache_dir()
+        return [repo for repo in hf.scan_cache_dir().repos if repo.repo_type == "model"]
     except hf.CacheNotFound:
-        return None
+        return []
     except (OSError, ValueError) as error:
         raise CacheError(f"the hub's cache cannot be read ({' '.join(str(error).split())})") from error
 

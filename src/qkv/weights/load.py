@@ -38,10 +38,12 @@ def load_weights(
     threads: int = 1,
     progress: Progress = silent,
 ) -> PackedWeights:
-    """Pack every tensor of a model. `wanted` is one of `CHOICES`; None keeps what a kernel can read as it is and makes
-    the rest int8. A Q4_K matrix with a scale beyond float16 becomes int8 too, and `notes` says so; that is seen in
-    packing, which then starts again. Raises ParameterError for an unknown format, ModelFileError for numbers that are
-    not finite.
+    """Pack every tensor of a model.
+
+    wanted: one of `CHOICES`; None keeps what a kernel can read as it is, and makes the rest int8.
+    A Q4_K matrix with a scale beyond float16 becomes int8 too, and `notes` says so. Only packing finds such a scale;
+    all matrices are then packed again.
+    Raises ParameterError for an unknown format, ModelFileError for numbers that are not finite.
     """
     names = matrix_names(config)
     formats = matrix_formats(config, tensors, wanted)
@@ -70,11 +72,6 @@ def matrix_formats(config: ModelConfig, tensors: Mapping[str, StoredTensor], wan
     """
     check_format(wanted)
     return {name: _format(tensors[name].dtype, wanted) for name in matrix_names(config)}
-
-
-def formats_of(config: ModelConfig, tensors: Mapping[str, StoredTensor], wanted: str | None) -> frozenset[str]:
-    """The different formats among `matrix_formats`, which are those that kernels are needed for."""
-    return frozenset(matrix_formats(config, tensors, wanted).values())
 
 
 def packed_size(config: ModelConfig, tensors: Mapping[str, StoredTensor], wanted: str | None) -> int:

