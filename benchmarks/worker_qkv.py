@@ -14,6 +14,7 @@ import qkv
 from benchmarks.worker import serve
 from qkv.engine.engine import Engine
 from qkv.engine.params import SamplingParams
+from qkv.engine.vocabulary import Vocabulary
 from qkv.kernels.formats import format_name, packed_bytes
 from qkv.kernels.isa import ISA
 from qkv.measure.speed import BATCH_DEPTH, Bursts, Point
@@ -64,7 +65,7 @@ class Qkv:
         bursts = self._of("f16")
         bursts.prepare(Point("prefill", BATCH_DEPTH))
         decoder = bursts.decoder
-        engine = Engine(decoder, vocab_size=self._config.vocab_size, context=decoder.context, end_ids=())
+        engine = Engine(decoder, vocabulary=Vocabulary(self._config.vocab_size), context=decoder.context, end_ids=())
         times: list[tuple[float, float]] = []
         with _timed(decoder, times):
             engine.submit(bursts.ids[:BATCH_DEPTH], SamplingParams(temperature=0, max_tokens=steps)).wait()
