@@ -114,5 +114,5 @@ def test_the_sums_stay_in_registers(loops):
     target, found = loops
     for fmt, sizes in found.items():
         assert max(spills for count, spills in sizes.items() if count <= 16) == 0, (fmt, sizes)
-        most = {"int4": 4, "int4m": 6, "int8": 4}[fmt] if target == "AVX2" else 8
+        most = {"int4": 4, "int4m": 5, "int8": 4}[fmt] if target == "AVX2" else 8
         assert max(spills for count, spills in sizes.items() if count <= 64) <= most, (fmt, sizes)

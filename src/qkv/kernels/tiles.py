@@ -16,7 +16,7 @@ from qkv.kernels.formats import F32, GROUP, INT4, INT4M, INT8, QUANT_BYTES, ROWS
 from qkv.kernels.isa import ISA
 from qkv.kernels.memory import Index, Memory, Sums, emitted
 from qkv.kernels.simd import bf16_to_float
-from qkv.kernels.values import Value, Vector, f32x8, fma, i32x8, u8x32, u16x8
+from qkv.kernels.values import Value, Vector, constant, f32x8, fma, i32x8, u8x32, u16x8
 
 DENSE_STEP = 4
 """Columns that `dense_step` takes."""
@@ -113,7 +113,9 @@ class Activations(NamedTuple):
 def add_group(acc: Sums, w: Weights, x: Activations) -> Sums:
     """acc + the products of a group: the innermost step of every product with quantized weights."""
     lanes = acc.vector.lanes
-    starts = {(r, t): _start(w, x, r, t, lanes) for r, t in acc}
+    # The rest goes first. For one token the sums would wait for it, and the weights for its loads: it goes last.
+    late = len(acc.columns) == 1
+    starts = {at: constant(Vector(int32, lanes), 0) if late else _rest(w, x, *at, lanes) for at in acc}
     dots = {at: ISA.start_dot(w.fmt == INT8, start) for at, start in starts.items()}
     for column, words in w.words():
         for t in acc.columns:
@@ -121,7 +123,8 @@ def add_group(acc: Sums, w: Weights, x: Activations) -> Sums:
             for r, word in enumerate(words):
                 dots[r, t] = ISA.add_dot(dots[r, t], word, four)
     for r, t in acc:
-        dot = ISA.end_dot(dots[r, t], starts[r, t]).to(float32)
+        dot = ISA.end_dot(dots[r, t], starts[r, t])
+        dot = (dot + _rest(w, x, r, t, lanes) if late else dot).to(float32)
         d, xs = w.scale(r), x.scale(t, lanes)
         acc[r, t] = fma(dot, d * xs, acc[r, t])
         if w.fmt == INT4M:
@@ -130,7 +133,7 @@ def add_group(acc: Sums, w: Weights, x: Activations) -> Sums:
     return acc
 
 
-def _start(w: Weights, x: Activations, r: int, t: int, lanes: int) -> Value:
+def _rest(w: Weights, x: Activations, r: int, t: int, lanes: int) -> Value:
     """What the products of bytes lack: the outlier is more than its int8 says, and weights may be moved (the bias)."""
     outlier = x.info(t, OUTLIER)
     q = w.word(r, outlier.bits(uint32) >> 16).bits(int32)

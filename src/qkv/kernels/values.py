@@ -217,7 +217,7 @@ def constant(kind: Any, number: float) -> Value:
 
 def call(name: str, kind: Any, *values: Value) -> Value:
     """Call an LLVM intrinsic by name; `kind` is what it gives."""
-    builder = values[0].builder
+    builder = next(value.builder for value in values if value.builder)
     signature = ir.FunctionType(llvm_type(kind), [value.ir.type for value in values])
     function = cgutils.get_or_insert_function(builder.module, signature, name)  # type: ignore[no-untyped-call]
     return Value(builder, builder.call(function, [value.ir for value in values]), kind)

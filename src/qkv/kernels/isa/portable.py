@@ -7,7 +7,7 @@ from typing import ClassVar
 from numba.core import types
 from numba.core.types import float32, int8, int16, int32, uint16, uint32
 
-from qkv.kernels.values import Value, call, select
+from qkv.kernels.values import Value, Vector, call, constant, select
 
 
 class Portable:
@@ -37,7 +37,7 @@ class Portable:
 
     def start_dot(self, signed: bool, start: Value) -> Value:
         """The running sum before any product: `start`, or zeros where `end_dot` adds that. signed: as the weights."""
-        return start if signed else start.bits(int16).like(0)
+        return start if signed else constant(Vector(int16, 2 * start.lanes), 0)
 
     def add_dot(self, total: Value, w: Value, x: Value) -> Value:
         """total + w·x. The weights are signed bytes, or 0 … 15 if unsigned."""
