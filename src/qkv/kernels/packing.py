@@ -240,8 +240,8 @@ def _pack_block(arena, matrix, b, block):
 @kernel
 def _inverse(d):
     """1/d, or 0 where |d| is too small to have an inverse."""
-    usable = simd.less(simd.absolute(d), simd.splat(_SMALLEST_NORMAL))
-    return simd.select(usable, simd.splat(np.float32(0)), simd.divide(simd.splat(np.float32(1)), d))
+    too_small = simd.less(simd.absolute(d), simd.splat(_SMALLEST_NORMAL))
+    return simd.select(too_small, simd.splat(np.float32(0)), simd.divide(simd.splat(np.float32(1)), d))
 
 
 @kernel
