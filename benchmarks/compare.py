@@ -116,8 +116,11 @@ def compare(chosen: argparse.Namespace, found: Report, bars: Bars) -> None:
     """Measure everything that was asked for into `found`, printing as it goes. Raises QkvError, WorkerError."""
     launches = [peer.launch for peer in found.peers if peer.launch is not None]
     if chosen.also_qkv:
-        environment = {"PYTHONPATH": str(Path(chosen.also_qkv).resolve())}
-        launches.append(Launch("qkv, other", sys.executable, extras.HOME.module, environment))
+        source = Path(chosen.also_qkv).resolve()
+        # The other checkout's own worker, where it has one, knows the other source's names.
+        root = source.parent if (source.parent / "benchmarks").is_dir() else extras.HOME.root
+        environment = {"PYTHONPATH": str(source)}
+        launches.append(Launch("qkv, other", sys.executable, extras.HOME.module, environment, root))
     launches.insert(0, extras.HOME)
     for number, (model, file) in enumerate(models.chosen(chosen.models)):
         path = (file or models.file_of(model, bars)).resolve()

@@ -20,12 +20,16 @@ class WorkerError(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """How an engine is started: a name for people, a Python, a module of `benchmarks`, changes to the environment."""
+    """How an engine is started: a name for people, a Python, a module of `benchmarks`, changes to the environment.
+
+    root: the checkout that the module is taken from.
+    """
 
     name: str
     python: str
     module: str
     environment: dict[str, str] = field(default_factory=dict)
+    root: Path = ROOT
 
 
 class Worker:
@@ -37,7 +41,7 @@ class Worker:
         try:
             self._process = subprocess.Popen(
                 [launch.python, "-m", launch.module],
-                cwd=ROOT,
+                cwd=launch.root,
                 env={**os.environ, **launch.environment},
                 text=True,
                 stdin=subprocess.PIPE,
