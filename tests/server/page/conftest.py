@@ -15,7 +15,7 @@ SWITCHES += ["--disable-component-update", "--disable-sync", "--host-resolver-ru
 STATED = "Failed to load resource: the server responded with a status of"  # the browser's own line about a refusal
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open, its event loop runs, and no other test could run one
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
     chromium = os.environ.get("QKV_TEST_CHROMIUM") or shutil.which("chromium")
