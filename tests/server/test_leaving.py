@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -173,7 +174,9 @@ def test_a_stopped_server_lets_answers_end_and_exits_with_0(tmp_path, number, gr
             with pytest.raises(httpx.ConnectError):
                 deadline = time.monotonic() + 20
                 while time.monotonic() < deadline:
-                    httpx.get(f"{url}/health", timeout=5)
+                    # A connection that the kernel had queued when the server stopped listening is closed unanswered.
+                    with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
+                        httpx.get(f"{url}/health", timeout=5)
             events = parse(first + b"".join(pieces))
         assert events[-1] == (None, "[DONE]")
         assert ("error" in events[-2][1]) is not complete
