@@ -122,6 +122,7 @@ def test_every_block_is_included_or_run():
         assert len(list(sync.FIGURE.finditer(text))) == text.count("<!-- figure: "), page.name
 
 
+# A page in Chinese has the English page's blocks and output: tests/test_languages.py.
 RUN = [page for page in PAGES if page.parent == DOCS and "```python" in page.read_text(encoding="utf-8")]
 
 
@@ -133,17 +134,9 @@ def test_blocks_print_what_the_page_says(page, request):
     assert text == sync.ran(text, page.name), "printed something else: run `python docs/sync.py --run`"
 
 
-def test_the_chinese_chapter_has_the_same_blocks_and_figures():
-    """So its output needs no second run. Only the text differs."""
-    english, chinese = ((DOCS / name).read_text(encoding="utf-8") for name in ("06-attention.md", "zh/attention.md"))
-    for pattern in (sync.BLOCK, re.compile(r"<!-- .*? -->"), re.compile(r"^#+ ", re.MULTILINE)):
-        assert [m[0] for m in pattern.finditer(english)] == [m[0] for m in pattern.finditer(chinese)]
-    assert len(re.findall(r"[\u4e00-\u9fff]", chinese)) > 2000
-
-
 def test_every_chapter_has_its_parts():
-    chapters = [page for page in PAGES if re.match(r"\d\d-", page.name)]
-    assert len(chapters) == 10
+    chapters = [page for page in PAGES if page.parent == DOCS and re.match(r"\d\d-", page.name)]
+    assert [int(page.name[:2]) for page in chapters] == list(range(1, len(chapters) + 1)) and len(chapters) >= 10
     index = (DOCS / "index.md").read_text(encoding="utf-8")
     for page in chapters:
         text = page.read_text(encoding="utf-8")
@@ -160,9 +153,11 @@ def test_numbers_in_the_prose():
     assert table / qwen.parameter_count == pytest.approx(1 / 4, abs=0.02)
     prose = {
         "06-attention.md": [f"a factor {math.exp(10):,.0f}", f"‖∂A/∂s‖ is {math.sqrt(63) / 64:.3f}", "√128 ≈ 11"],
-        "zh/attention.md": [f"{math.exp(10):,.0f} 倍", f"‖∂A/∂s‖ 为 {math.sqrt(63) / 64:.3f}", "√128 ≈ 11"],
+        "zh/06-attention.md": [f"{math.exp(10):,.0f} 倍", f"‖∂A/∂s‖ 为 {math.sqrt(63) / 64:.3f}", "√128 ≈ 11"],
         "07-mlp.md": [f"{qwen.intermediate_size} per layer", f"{qwen.num_hidden_layers} layers"],
+        "zh/07-mlp.md": [f"每层 {qwen.intermediate_size} 个", f"{qwen.num_hidden_layers} 层"],
         "08-logits.md": ["a quarter of all weights"],
+        "zh/08-logits.md": ["全部权重的四分之一"],
     }
     for name, phrases in prose.items():
         text = (DOCS / name).read_text(encoding="utf-8").replace("\n", " ")
@@ -495,6 +490,7 @@ def test_the_site_builds_and_needs_nothing_from_elsewhere(tmp_path):
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > len(PAGES)  # the book, and the source files it links to
     for page in pages:
+        assert ('<html lang="zh-Hans"' in page.read_text(encoding="utf-8")) == (page.parent.name == "zh"), page.name
         loaded = re.findall(
             r"<(?:script|img|iframe)[^>]*\ssrc=\"([^\"]*)|<link rel=\"(?:stylesheet|preconnect)\"[^>]*href=\"([^\"]*)",
             page.read_text(encoding="utf-8"),
