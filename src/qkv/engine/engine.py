@@ -288,8 +288,8 @@ class Engine:
         logits, likeliest = self.vocabulary.only_tokens(logits, self.model.likeliest().tolist())
         row = 0
         for piece in plan:
-            _, ids, outputs = piece.chunk
-            first, row = row, row + (1 if outputs == "last" else len(ids) if outputs == "all" else 0)
+            outputs, count = piece.chunk.outputs, len(piece.chunk.ids)
+            first, row = row, row + (1 if outputs == "last" else count if outputs == "all" else 0)
             if piece.answer in self._handle_of:  # another of its request's answers may have failed just now
                 self._go_on(piece, logits[first:row], likeliest[first:row])
 

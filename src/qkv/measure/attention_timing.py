@@ -23,6 +23,7 @@ from qkv.model.config import PRESETS, ModelConfig
 from qkv.model.forward import Step, Weights, attend, finish_attention
 from qkv.model.layers import layer_records
 from qkv.model.paged import blocks_for
+from qkv.model.probe import new_probe
 from qkv.progress import Progress, silent
 from qkv.runtime.jit import kernel
 from qkv.runtime.team import Program
@@ -101,9 +102,9 @@ def _step(config: ModelConfig, q: Array, first: int, pool: Pool, threads: int) -
     batch.part_at[:tokens] = -1 if tiles else 0
     for array, pairs in ((batch.tiles, tiles), (batch.parts, parts)):
         array[: 2 * len(pairs)] = np.ravel(pairs)
-    batch.command[:] = tokens, len(tiles), len(parts), 0, -1
+    batch.command[:] = tokens, len(tiles), len(parts), 0, 0, 0
     out = buffers.o[: tokens * shape.o_row].reshape(tokens, -1)[:, : numbers.shape[1]]
-    return Program(attend_layers, (batch, shape, weights, buffers), threads), out
+    return Program(attend_layers, (batch, shape, weights, buffers, new_probe()), threads), out
 
 
 def _narrow(config: ModelConfig, layers: int) -> ModelConfig:
@@ -112,12 +113,12 @@ def _narrow(config: ModelConfig, layers: int) -> ModelConfig:
 
 
 @kernel
-def attend_layers(tid, n, sync, input, shape, weights, buffers):
+def attend_layers(tid, n, sync, input, shape, weights, buffers, probe):
     """What a step does between the products of a layer: attend, and join the parts."""
-    s = Step(sync, tid, n, input, shape, weights, buffers)
+    s = Step(sync, tid, n, input, shape, weights, buffers, probe)
     for i in range(len(weights.layers)):
         attend(s, weights.layers[i])
-        finish_attention(s)
+        finish_attention(s, i)
 
 
 def warm(spec: str) -> None:

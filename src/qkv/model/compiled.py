@@ -28,6 +28,8 @@ from qkv.model.config import PRESETS, ModelConfig
 from qkv.model.forward import Buffers, Shape, StepInput, Weights, step_for
 from qkv.model.layers import LAYER, layer_records, padded_row
 from qkv.model.paged import BlockPool, CacheOverflowError, Chunk, PagedCache, StepAbortedError, blocks_for
+from qkv.model.probe import Edits, new_probe, point_count
+from qkv.model.readback import Tapped, read_tap, tap_sizes
 from qkv.progress import Progress, silent
 from qkv.runtime.memory import free_memory
 from qkv.runtime.team import Program, StepCancelledError, team
@@ -84,8 +86,9 @@ class CompiledDecoder:
         self._rotated = 0
         self._buffers = new_buffers(config, self._shape, self.pool.size, cache, threads, outputs)
         compile_kernels(weights.formats, progress)
-        arrays = (self._input, self._shape, self._weights, self._buffers)
-        self._program = Program(step_for(weights.formats), arrays, threads)
+        self._formats, self._threads = weights.formats, threads
+        self._probe, self._edited, self._tap_rows = new_probe(), tuple[Edits, ...](), list[range]()
+        self._program = self._new_program()
         self._one_step = threading.Lock()  # the batch's arrays serve one step at a time
         self._closed = False
         _decoders.add(self)
@@ -107,18 +110,21 @@ class CompiledDecoder:
             logits = self.step([Chunk(cache, part, "last" if last else "none")])
         return logits[0]
 
-    def step(self, chunks: Sequence[Chunk], *, tap_layer: int = -1, copy: bool = True) -> NDArray[np.float32]:
+    def _new_program(self) -> Program:
+        arrays = (self._input, self._shape, self._weights, self._buffers, self._probe)
+        return Program(step_for(self._formats), arrays, self._threads)
+
+    def step(self, chunks: Sequence[Chunk], *, copy: bool = True) -> NDArray[np.float32]:
         """Compute a batch. Logits [rows, vocab] of the tokens asked for, in the order of the chunks.
 
-        The chunks are of different sequences. `tap_layer` is the layer whose q, k and v `tapped` gives afterwards,
-        -1 for none. Without `copy` the next step overwrites the logits. If it raises, the sequences are as long as they
-        were. Raises QkvError after `close`, StepAbortedError in a step that `close` or `abort` found running, and
-        CacheOverflowError for keys or values that an f16 cache cannot hold.
+        The chunks are of different sequences. Without `copy` the next step overwrites the logits. If it raises, the
+        sequences are as long as they were. Raises QkvError after `close`, StepAbortedError in a step that `close` or
+        `abort` found running, and CacheOverflowError for keys or values that an f16 cache cannot hold.
         """
         with self._one_step:
             if self._closed:
                 raise QkvError("the model has been closed")
-            rows = self._describe(chunks, tap_layer)
+            rows = self._describe(chunks, self._attach(chunks))
             try:
                 team().run(self._program)
             except StepCancelledError:
@@ -147,14 +153,9 @@ class CompiledDecoder:
         ids = part * -(-vocab // forward.SEGMENTS) + places[np.arange(rows), part]
         return np.where(np.isfinite(largest.max(axis=1)), ids, -1)
 
-    def tapped(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-        """q [T, H, d], k and v [T, H_kv, d] of the last step's tokens in its `tap_layer`, as attention got them."""
-        tokens, heads = int(self._input.command[forward.TOKENS]), self.config.num_attention_heads
-        all_heads = heads + 2 * self.config.num_key_value_heads
-        size = tokens * all_heads * self.config.head_dim
-        rows = self._buffers.taps[:size].reshape(tokens, all_heads, self.config.head_dim).copy()
-        q, k, v = np.split(rows, [heads, heads + self.config.num_key_value_heads], axis=1)
-        return q, k, v
+    def tapped(self, chunks: Sequence[Chunk], number: int) -> Tapped:
+        """What the layers in `taps` of a chunk had: of the last step's chunks the one of this number."""
+        return read_tap(self._probe, self._shape, self._buffers.pool, chunks[number], self._tap_rows[number])
 
     def abort(self) -> None:
         """Break off a step that runs in another thread."""
@@ -171,9 +172,22 @@ class CompiledDecoder:
         with self._one_step:  # the broken-off step is over
             del self._program, self._buffers, self._weights, self._input
 
-    def _describe(self, chunks: Sequence[Chunk], tap_layer: int) -> int:
+    def _attach(self, chunks: Sequence[Chunk]) -> tuple[Edits, ...]:
+        """Have the program with this batch's taps and edits, which are returned. Most often it is the last step's."""
+        edited = tuple(dict.fromkeys(chunk.edits for chunk in chunks if chunk.edits is not None))
+        layers = sorted({layer for chunk in chunks for layer in chunk.taps})
+        if layers or edited != self._edited or self._probe.taps.size:
+            rows = sum(len(chunk.ids) for chunk in chunks if chunk.taps)
+            sizes = tap_sizes(self._shape, layers, self.config.num_hidden_layers, rows)
+            self._edited, self._probe = edited, new_probe(edited, sizes)
+            self._program = self._new_program()
+        return edited
+
+    def _describe(self, chunks: Sequence[Chunk], edited: Sequence[Edits]) -> int:
         """Fill `StepInput` for these chunks, taking the blocks they need; how many rows of logits there will be."""
         new: Any = StepInput._make([] for _ in StepInput._fields)
+        tapped, points = 0, point_count(self.config.num_hidden_layers)
+        self._tap_rows.clear()
         for chunk in chunks:
             cache, count = chunk.cache, len(chunk.ids)
             first, end = len(new.ids), cache.length + count
@@ -194,9 +208,18 @@ class CompiledDecoder:
                     new.tiles.extend((token, min(TILE_TOKENS, first + count - token)))
             if chunk.outputs != "none":
                 new.outputs.extend(range(first if chunk.outputs == "all" else first + count - 1, first + count))
+            taps = range(tapped, tapped + count if chunk.taps else tapped)
+            tapped = taps.stop
+            self._tap_rows.append(taps)
+            new.tap_row.extend(taps or [-1] * count)
+            edits_at = -1 if chunk.edits is None else edited.index(chunk.edits) * (points + 1)
+            new.edits_at.extend([edits_at] * count)
         rows = len(new.outputs)
         assert rows <= self.outputs, "more rows of logits than the decoder was made for"
-        new.command.extend((len(new.ids), len(new.tiles) // 2, len(new.parts) // 2, rows, tap_layer))
+        if tapped:  # the stream after the last layer is summed for the last norm only
+            new.outputs.extend(sorted({t for t, row in enumerate(new.tap_row) if row >= 0} - {*new.outputs}))
+        probed = bool(tapped or edited)
+        new.command.extend((len(new.ids), len(new.tiles) // 2, len(new.parts) // 2, rows, len(new.outputs), probed))
         for array, values in zip(self._input, new, strict=True):
             array[: len(values)] = values
         self._rotate(new.positions)
@@ -237,7 +260,7 @@ def warm(spec: list[str]) -> None:
     config = PRESETS["Qwen/Qwen3-0.6B"]  # any would do: only the types of its numbers and arrays count
     shape = step_shape(config, frozenset(spec))
     weights = Weights(new_arena(64), np.zeros(1, MATRIX), np.zeros(1, np.float32), np.zeros(1, LAYER))
-    arrays = (new_input(config, 1), shape, weights, new_buffers(config, shape, 1, "f32", 1, 1))
+    arrays = (new_input(config, 1), shape, weights, new_buffers(config, shape, 1, "f32", 1, 1), new_probe())
     Program(step_for(frozenset(spec)), arrays, 1).compile()
 
 
@@ -322,7 +345,6 @@ def new_buffers(config: ModelConfig, shape: Shape, blocks: int, cache: str, thre
         "scratch": threads * shape.scratch_row,
         "logits": outputs * config.vocab_size,
         "largest": outputs * forward.SEGMENTS,
-        "taps": STEP_TOKENS * shape.qkv_row,
     }
     return Buffers(
         pool=pool,

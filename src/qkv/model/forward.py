@@ -25,16 +25,18 @@ from qkv.kernels.attention import CHUNK, History, attend_part, attend_tile, join
 from qkv.kernels.formats import dequantize_row
 from qkv.kernels.kvcache import LARGEST_HALF, ask_for_keys, keys_offset, write_key, write_value
 from qkv.kernels.matmul import Inputs, Outputs, matmul_for, quantize_groups, weights_at
-from qkv.kernels.pointwise import add_row, copy_row, rms_norm_row, rope_row, swiglu_row
+from qkv.kernels.pointwise import add_row, rms_norm_row, rope_row, swiglu_row
 from qkv.kernels.sizes import BLOCK
+from qkv.model.probe import HEADS, MIDDLE, POINTS, STREAM, Probe, probe_heads, probe_stream
 from qkv.runtime.jit import kernel
 from qkv.runtime.spmd import barrier, claim, first_share
 
 Array = NDArray[Any]
 
-# What `StepInput.command` holds: the numbers of tokens, tiles, parts and rows of logits, and the tapped layer or -1.
-TOKENS, TILES, PARTS, OUTPUTS, TAP_LAYER = range(5)
-COMMANDS = 5
+# What `StepInput.command` holds: the numbers of tokens, tiles, parts, rows of logits and rows of the last norm, which
+# are more where taps want rows without logits; and whether there are taps or edits.
+TOKENS, TILES, PARTS, OUTPUTS, NORMED, PROBED = range(6)
+COMMANDS = 6
 
 INFINITY, NOT_A_NUMBER = np.float32(np.inf), np.float32(np.nan)
 
@@ -57,7 +59,9 @@ class StepInput(NamedTuple):
     tiles: Array  # int64 [tiles · 2]: first token, tokens (of one sequence, in order)
     parts: Array  # int64 [parts · 2]: token, chunk; a token's chunks are neighbours
     part_at: Array  # int64 [tokens]: the token's first part, or -1 if it belongs to a tile
-    outputs: Array  # int64 [outputs]: tokens whose hidden state (and logits) are wanted
+    outputs: Array  # int64 [outputs]: tokens whose hidden state is wanted; logits are those of the first ones
+    tap_row: Array  # int64 [tokens]: which of a tapped point's rows is the token's; -1: none
+    edits_at: Array  # int64 [tokens]: where in `Probe.starts` its sequence's edits begin; -1: it has none
 
 
 class Shape(NamedTuple):
@@ -105,7 +109,6 @@ class Buffers(NamedTuple):
     logits: Array  # float32 [outputs, vocab]
     largest: Array  # float32 [outputs, SEGMENTS]: the largest of each part of a row of logits, or not a number
     places: Array  # int64 [outputs, SEGMENTS]: and where in the part
-    taps: Array  # float32 [tokens, qkv_row]: q, k, v of layer TAP_LAYER as attention gets them
 
 
 class Step(NamedTuple):
@@ -118,6 +121,7 @@ class Step(NamedTuple):
     shape: Shape
     weights: Weights
     buffers: Buffers
+    probe: Probe
 
 
 class Linear(NamedTuple):
@@ -147,21 +151,23 @@ def embed(s):
 
 
 @kernel
-def norm_rows(s, norm, residual):
-    """x += y if there is a residual yet; h = norm(x), quantized for the products that follow."""
+def norm_rows(s, norm, residual, place):
+    """x += y if there is a residual yet; h = norm(x), quantized for the products that follow. `place`: see `probe`."""
     t = claim(s.sync, 0, 1)
     while t < s.input.command[TOKENS]:
-        norm_row(s, t, t, norm, residual)
+        norm_row(s, t, t, norm, residual, place)
         t = claim(s.sync, 0, 1)
     barrier(s.sync, s.n)
 
 
 @kernel
-def norm_row(s, t, row, norm, residual):
+def norm_row(s, t, row, norm, residual, place):
     """Row `row` of h = norm of token t's x (+ y)."""
     size, x, h = s.shape.hidden_row, s.buffers.x, s.buffers.h
     if residual:
         add_row(x, t * size, s.buffers.y, t * size, size)
+    if s.input.command[PROBED] != 0:
+        probe_stream(s, t, place)
     rms_norm_row(x, t * size, s.shape.hidden, size, s.weights.vectors, norm, s.shape.eps, h, row * size)
     quantize_row(s, h, row, size)
 
@@ -238,8 +244,6 @@ def add_bias(s, layer, t, head):
 @kernel
 def attend(s, layer):
     """o = attention(q, k, v): tiles of neighbouring tokens, and single tokens' chunks, for each key/value head."""
-    if s.input.command[TAP_LAYER] == layer.index:
-        tap(s)
     shape, input, buffers = s.shape, s.input, s.buffers
     d, group = shape.head_dim, shape.heads // shape.kv_heads
     base = s.tid * shape.scratch_row
@@ -267,17 +271,7 @@ def attend(s, layer):
 
 
 @kernel
-def tap(s):
-    """Copy q, k and v of all tokens as attention gets them, for whoever looks inside."""
-    size = s.shape.qkv_row
-    t = claim(s.sync, 2, 1)
-    while t < s.input.command[TOKENS]:
-        copy_row(s.buffers.qkv, t * size, s.buffers.taps, t * size, size)
-        t = claim(s.sync, 2, 1)
-
-
-@kernel
-def finish_attention(s):
+def finish_attention(s, place):
     """Join the chunks of tokens that were computed in parts; quantize o."""
     d, o_row, o = s.shape.head_dim, s.shape.o_row, s.buffers.o
     stride = s.shape.heads * state_size(d)
@@ -290,6 +284,8 @@ def finish_attention(s):
                     s.buffers.parts, first + h * state_size(d), stride, chunks, d,
                     s.buffers.scratch, s.tid * s.shape.scratch_row, o, t * o_row + h * d,
                 )  # fmt: skip
+        if s.input.command[PROBED] != 0:
+            probe_heads(s, t, place)
         quantize_row(s, o, t, o_row)
         t = claim(s.sync, 0, 1)
     barrier(s.sync, s.n)
@@ -319,8 +315,8 @@ def norm_outputs(s):
     """Row r of h = the last norm of the r-th token that is asked for."""
     last_norm = len(s.weights.vectors) - s.shape.hidden_row
     r = claim(s.sync, 0, 1)
-    while r < s.input.command[OUTPUTS]:
-        norm_row(s, s.input.outputs[r], r, last_norm, True)
+    while r < s.input.command[NORMED]:
+        norm_row(s, s.input.outputs[r], r, last_norm, True, len(s.weights.layers) * POINTS + STREAM)
         r = claim(s.sync, 0, 1)
     barrier(s.sync, s.n)
 
@@ -392,8 +388,8 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
         barrier(s.sync, s.n)
 
     @kernel
-    def step(tid, n, sync, input, shape, weights, buffers):
-        s = Step(sync, tid, n, input, shape, weights, buffers)
+    def step(tid, n, sync, input, shape, weights, buffers, probe):
+        s = Step(sync, tid, n, input, shape, weights, buffers, probe)
         tokens, outputs = input.command[TOKENS], input.command[OUTPUTS]
         layers, head = weights.layers, len(weights.matrices) - 1
         k_column, v_column = shape.heads * shape.head_dim, (shape.heads + shape.kv_heads) * shape.head_dim
@@ -407,13 +403,13 @@ def step_for(formats: frozenset[str]) -> Callable[..., Any]:
         embed(s)
         for i in range(len(layers)):
             layer = layers[i]
-            norm_rows(s, layer.input_norm, i > 0)
+            norm_rows(s, layer.input_norm, i > 0, i * POINTS + STREAM)
             multiply(s, layer.qkv_proj, qkv_proj, tokens)
             rotate_and_cache(s, layer)
             attend(s, layer)
-            finish_attention(s)
+            finish_attention(s, i * POINTS + HEADS)
             multiply(s, layer.o_proj, o_proj, tokens)
-            norm_rows(s, layer.post_attention_norm, True)
+            norm_rows(s, layer.post_attention_norm, True, i * POINTS + MIDDLE)
             multiply(s, layer.gate_up_proj, gate_up_proj, tokens)
             activate(s)
             multiply(s, layer.down_proj, down_proj, tokens)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from qkv.errors import QkvError
 from qkv.kernels.sizes import BLOCK
+
+if TYPE_CHECKING:  # it loads Numba, and planning needs none
+    from qkv.model.probe import Edits
 
 
 class CacheFullError(QkvError):
@@ -51,6 +54,10 @@ class Chunk(NamedTuple):
     cache: PagedCache
     ids: Sequence[int]
     outputs: Literal["none", "last", "all"] = "last"
+    taps: Sequence[int] = ()
+    """Layers whose numbers `tapped` gives after the step."""
+    edits: Edits | None = None
+    """What is changed on the way; the same object in all steps of a sequence."""
 
 
 def blocks_for(positions: int) -> int:
