@@ -201,6 +201,10 @@ HOSTILE = {
     "join filter": growing("[ns.a, ns.a, ns.a] | join(ns.a)"),
     "map join": growing("[ns.a, ns.a] | map('upper') | join"),
     "indent": growing("ns.a | indent(ns.a, true)"),
+    "arguments compared": "{% macro f(n) %}{% if n %}{{ f(n - 1, varargs, varargs) }}"
+    "{% elif varargs == [varargs] | list | first %}{% endif %}{% endmacro %}{{ f(99) }}",
+    "arguments as key": "{% macro f(n) %}"
+    "{{ f(n - 1, varargs, varargs) if n else {varargs: 1} }}{% endmacro %}{{ f(99) }}",
     "macro output": "{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}" + growing("f(ns.a)"),
     "center filter": "{{ 'a' | center(9999999999) }}",
     "center method": "{{ 'a'.center(9999999999) }}",

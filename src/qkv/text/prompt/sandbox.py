@@ -6,8 +6,8 @@ passes a `Budget` (`budget.py`):
 
 * the syntax tree is rewritten so that loops, literals, comparisons, slices, `~` and constant text go through guards;
 * operators, calls, filters, tests and printed values go through Jinja's own hooks;
-* before something could make a large value, its size is estimated; every value made is weighed as a tree, so that no
-  later step (comparing, hashing, printing) has more than a bounded amount to do;
+* before something could make a large value, its size is estimated; every value made, and every argument, is weighed as
+  a tree, so that no later step (comparing, hashing, printing) has more than a bounded amount to do;
 * filters, methods and functions are lists of what is allowed.
 
 Rendering is synchronous and single-threaded; the budget of the running template is a context variable, so one
@@ -17,7 +17,7 @@ environment serves all threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, cast
 
 from jinja2 import Undefined, nodes, pass_context
@@ -31,7 +31,7 @@ from jinja2.tests import TESTS
 from jinja2.utils import Cycler, Joiner, Namespace, _PassArg
 from jinja2.visitor import NodeTransformer
 
-from qkv.text.prompt.budget import expected_size, format_size, percent_size, running
+from qkv.text.prompt.budget import expected_size, running
 
 
 def _names(text: str) -> frozenset[str]:
@@ -47,6 +47,10 @@ CONSTANT_TIME_FILTERS = _names("count d default first last length")
 STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - {"encode", "maketrans", "translate"}
 OWNERS = (dict, list, tuple, range, LoopContext, Cycler)
 """Besides strings, types whose methods may be called. Those that would change a value are refused by Jinja."""
+GUARDS = ("iterate", "compared", "made", "cut", "joined")
+"""Methods of `Budget` that the syntax tree is made to call."""
+CALLED = (Macro, LoopContext, Joiner, BlockReference, Undefined)
+"""Types of what may be called itself, beside the globals."""
 _COMPILERS_ARGUMENTS = _names("_loop_vars _block_vars")
 
 
@@ -69,17 +73,17 @@ class _Rewriter(NodeTransformer):
             case nodes.For():
                 node.iter = _guarded("iterate", node.iter)
             case nodes.Compare():
-                node.expr = _guarded("compare", node.expr)
+                node.expr = _guarded("compared", node.expr)
                 for operand in node.ops:
-                    operand.expr = _guarded("compare", operand.expr)
+                    operand.expr = _guarded("compared", operand.expr)
             case nodes.TemplateData():  # constants pass `finalize`, template data would not
                 return nodes.Const(node.data, lineno=node.lineno)
             case nodes.List() | nodes.Dict() | nodes.Tuple(ctx="load"):
-                return _guarded("make", node)
+                return _guarded("made", node)
             case nodes.Getitem(arg=nodes.Slice()):
-                return _guarded("slice", node)
+                return _guarded("cut", node)
             case nodes.Concat():
-                return _guarded("concat", nodes.List(node.nodes, lineno=node.lineno))
+                return _guarded("joined", nodes.List(node.nodes, lineno=node.lineno))
             case nodes.NSRef():
                 _check_attribute(node.attr)
             case nodes.Include() | nodes.Import() | nodes.FromImport() | nodes.Extends() | nodes.EvalContextModifier():
@@ -113,10 +117,9 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
             cache_size=0,
         )
         allowed = {name: FILTERS[name] for name in FILTER_NAMES} | dict(filters)
-        guards = {"iterate": _iterate, "compare": _compare, "make": _make, "slice": _slice, "concat": _concat}
         self.filters = {name: _guard_filter(name, function) for name, function in allowed.items()}
-        self.filters |= {f"guard {name}": guard for name, guard in guards.items()}
-        self.tests = {name: _guard_test(name, test) for name, test in TESTS.items() if name not in {"filter", "test"}}
+        self.filters |= {f"guard {name}": partial(_on_budget, name) for name in GUARDS}
+        self.tests = {name: _guard_test(test) for name, test in TESTS.items() if name not in {"filter", "test"}}
         self.globals = {"range": self.globals["range"], "dict": dict, "namespace": Namespace}
         self.globals |= {"cycler": Cycler, "joiner": Joiner, **functions}
 
@@ -130,7 +133,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
                 if isinstance(sequence, (str, list, tuple)) and isinstance(count, int):
                     budget.expect(budget.weigh(sequence, printed=False) * max(count, 0))
         elif operator == "%" and isinstance(left, str):
-            budget.expect(percent_size(left, budget.weigh(right)))
+            budget.expect(expected_size("%", left, (), {}, budget.weigh(right)))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             budget.expect_integer(left.bit_length() * right)
         return budget.made(super().call_binop(context, operator, left, right))
@@ -140,27 +143,16 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         own = {name: value for name, value in kwargs.items() if name not in _COMPILERS_ARGUMENTS}
         owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)  # Jinja wraps `str.format`
         name = getattr(function, "__name__", type(function).__name__)
+        size = budget.weigh([owner, *args, *own.values()], printed=isinstance(owner, str))
         if isinstance(owner, str) and name in STR_METHODS:
-            size = budget.weigh([owner, *args, *own.values()])
-            if name in ("format", "format_map"):
-                budget.expect(format_size(owner, size))
-            elif name == "join" and args:
-                budget.expect(expected_size(name, args[0], (owner,), {}))
-            else:
-                budget.expect(expected_size(name, owner, args, own))
-        elif not self._may_call(function, owner):
+            value, given = (args[0], (owner,)) if name == "join" and args else (owner, args)
+            budget.expect(expected_size(name, value, given, own, size))
+        elif not isinstance(function, CALLED) and type(owner) not in OWNERS and function not in self.globals.values():
             raise SecurityError(f"{name} cannot be called in a chat template")
-        elif isinstance(owner, (list, tuple, range, LoopContext)):
-            budget.weigh([owner, *args], printed=False)  # these compare their arguments
         elif function is Namespace:
             for attribute in dict(*args, **own):
                 _check_attribute(attribute)
         return budget.made(super().call(context, function, *args, **kwargs))
-
-    def _may_call(self, function: Any, owner: Any) -> bool:
-        if isinstance(function, (Macro, LoopContext, Joiner, BlockReference, Undefined)) or type(owner) in OWNERS:
-            return True
-        return any(function is known for known in self.globals.values())
 
 
 def _check_attribute(name: object) -> None:
@@ -172,39 +164,18 @@ def _check_attribute(name: object) -> None:
 @pass_context  # so that no constant is printed while the template is compiled, without a budget
 def _printed(context: Context, value: Any) -> Any:
     """Every printed value comes here before it becomes text."""
-    running.get().weigh(value)
-    return _make(value if isinstance(value, str) else str(value))
+    return running.get().printed(value)
 
 
-def _iterate(values: Any) -> Any:
-    return running.get().iterate(values)
+def _on_budget(method: str, value: Any) -> Any:
+    """A guard of the syntax tree: the budget's method of that name, with the value."""
+    return getattr(running.get(), method)(value)
 
 
-def _compare(value: Any) -> Any:
-    running.get().weigh(value, printed=False)
-    return value
-
-
-def _make(value: Any) -> Any:
-    return running.get().made(value)
-
-
-def _slice(value: Any) -> Any:
-    running.get().step()
-    running.get().charge(value)  # without weighing: it is lighter than the value it was cut from
-    return value
-
-
-def _concat(values: list[Any]) -> Any:
-    running.get().weigh(values)
-    return _make("".join(map(str, values)))
-
-
-def _guard_test(name: str, function: Any) -> Callable[..., Any]:
-    def guarded(value: Any, *args: Any) -> Any:
-        if args or name in {"lower", "upper"}:
-            running.get().weigh([value, *args], printed=False)
-        return function(value, *args)
+def _guard_test(function: Any) -> Callable[..., Any]:
+    def guarded(*args: Any) -> Any:
+        running.get().step()
+        return function(*args)
 
     return guarded
 
@@ -218,9 +189,7 @@ def _guard_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]
         value, given = args[at], args[at + 1 :]
         if name not in CONSTANT_TIME_FILTERS:
             size = budget.weigh([value, *given, *kwargs.values()])
-            budget.expect(
-                percent_size(str(value), size) if name == "format" else expected_size(name, value, given, kwargs)
-            )
+            budget.expect(expected_size("%" if name == "format" else name, value, given, kwargs, size))
             _check_numbers(name, given, kwargs)
         return budget.made(function(*args, **kwargs))
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import jinja2
 
 from qkv.errors import ParameterError, TemplateError
-from qkv.text.prompt.budget import Budget, run_within, running
+from qkv.text.prompt.budget import Budget, running
 from qkv.text.prompt.disguise import Disguise, unused
 from qkv.text.prompt.messages import as_json, normalize_messages
 from qkv.text.prompt.sandbox import GuardedEnvironment
@@ -83,7 +83,8 @@ class ChatTemplate:
 
     def _render(self, variables: dict[str, Any], stand_ins: frozenset[str] = frozenset()) -> str:
         try:
-            return run_within(Budget(variables, stand_ins), lambda: self._template.render(variables))
+            running.set(Budget(variables, stand_ins))
+            return self._template.render(variables)
         except Exception as error:
             raise self._error(error) from error
 
