@@ -487,3 +487,30 @@ def draw_cache() -> Drawing:
         "full": round(per_position["f16"] * config.max_position_embeddings / 1e9, 1),
     }
     return plot, numbers
+
+
+@figure("outliers", f"{MODEL}::Decoder._mlp", f"{MODEL}::silu")
+def draw_outliers() -> Drawing:
+    """How far the largest activation of a group stands out."""
+    products = recorded(TEXT).products
+    names = [f"model.layers.{layer}.mlp." for layer in range(smollm2()[0].config.num_hidden_layers)]
+    inputs = [reference.silu(products[name + "gate_proj"]) * products[name + "up_proj"] for name in names]
+    groups = np.concatenate([x[1:].reshape(-1, 32) for x in inputs]).astype(np.float64)  # the first token is apart
+    sizes = np.sort(np.abs(groups), axis=1)
+    ratios = sizes[:, -1] / sizes[:, -2]
+    shown = int(np.argsort(ratios)[round(0.99 * len(ratios))])
+    plot, (left, right) = axes(2)
+    left.bar(range(32), groups[shown] / sizes[shown, -2], color=BLUE)
+    left.set(xlabel="number in its group", title="one group; the second largest is 1")
+    above = np.linspace(1, 8, 141)
+    right.semilogy(above, [100 * float(np.mean(ratios > r)) for r in above], color=ORANGE)
+    right.set(xlabel="largest / second largest", title="% of groups beyond that", xlim=(1, 8))
+    for ax in (left, right):
+        ax.grid()
+    numbers = {
+        "groups": len(ratios),
+        "shown": round(float(ratios[shown]), 1),
+        "median": round(float(np.median(ratios)), 2),
+        "double": round(100 * float(np.mean(ratios > 2))),
+    }
+    return plot, numbers

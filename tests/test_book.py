@@ -137,10 +137,11 @@ def test_blocks_print_what_the_page_says(page, request):
 def test_every_chapter_has_its_parts():
     chapters = [page for page in PAGES if page.parent == DOCS and re.match(r"\d\d-", page.name)]
     assert [int(page.name[:2]) for page in chapters] == list(range(1, len(chapters) + 1)) and len(chapters) >= 10
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     index = (DOCS / "index.md").read_text(encoding="utf-8")
     for page in chapters:
         text = page.read_text(encoding="utf-8")
-        assert f"]({page.name})" in index
+        assert f"]({page.name})" in index and f": {page.name}\n" in navigation
         assert "<!-- include: src/" in text and "```text\n" in text, page.name
         fast = text[max(text.find("## The fast version"), text.find("## Where the fast version lives")) :]
         assert re.search(r"\]\(\.\./src/qkv/[\w/]+\.py\)", fast), page.name
@@ -205,7 +206,7 @@ def test_a_changed_function_makes_its_figures_stale(monkeypatch):
         return definition(what) + (" + 0" if what.endswith("::silu") else "")
 
     monkeypatch.setattr(sync, "definition", changed)
-    assert [name for name in FIGURES if make_figures.source_hash(name) != before[name]] == ["mlp"]
+    assert [name for name in FIGURES if make_figures.source_hash(name) != before[name]] == ["mlp", "outliers"]
 
 
 class Independent:
@@ -403,6 +404,18 @@ def test_numbers_of_the_mlp(look):
     expected = {"least": min(shares), "most": max(shares), "mean": np.mean(shares), "ever": np.mean(ever)}
     for name, value in expected.items():
         assert n[name] == pytest.approx(value, abs=0.6), name
+
+
+def test_numbers_of_the_outliers(look):
+    model = look(drawings.TEXT)
+    groups = np.abs(np.concatenate([inner[1:] for inner in model.inner]).reshape(-1, 32))
+    second, largest = np.partition(groups, 30, axis=1)[:, 30:].T
+    ratios = np.sort(largest / second)
+    n = FIGURES["outliers"]["numbers"]
+    assert n["groups"] == len(ratios)
+    assert n["median"] == pytest.approx(np.median(ratios), abs=0.006)
+    assert n["double"] == pytest.approx(100 * np.mean(ratios > 2), abs=0.6)
+    assert n["shown"] == pytest.approx(ratios[99 * len(ratios) // 100], abs=0.06)
 
 
 def test_numbers_of_logits_and_sampling(look):
