@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from qkv.kernels import formats, packing, simd
+from qkv.kernels import formats, packing, simd, sizes
 from qkv.kernels.isa import ISA, MODE
 from qkv.kernels.matmul import Inputs, Outputs, matmul_for, quantize_groups
 from qkv.kernels.panels import panel_size
@@ -76,13 +76,13 @@ def read_bandwidth(threads: int) -> float:
 
 def measure(fmt: str, rows: int, columns: int, tokens: int, threads: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
-    arena = formats.new_arena(formats.packed_bytes(fmt, rows, columns))
+    arena = formats.new_arena(sizes.packed_bytes(fmt, rows, columns))
     matrix = formats.place(fmt, rows, columns)
     some = rng.normal(size=(256, columns)).astype(np.float32)
     for first in range(0, rows, len(some)):
         packing.pack(arena, matrix, first, some)
     x = rng.normal(size=tokens * columns).astype(np.float32)
-    groups = x.size // formats.GROUP
+    groups = x.size // sizes.GROUP
     xq, xs, xinfo = np.zeros(x.size, np.int8), np.zeros(groups, np.float32), np.zeros(INFO * groups, np.int32)
     quantize_groups(x, 0, xq, xs, xinfo, 0, groups)
     out = np.zeros(tokens * rows, np.float32)
@@ -109,7 +109,7 @@ def measure(fmt: str, rows: int, columns: int, tokens: int, threads: int) -> dic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--formats", nargs="+", choices=formats.FORMATS, default=["int4", "int8", "bf16"])
+    parser.add_argument("--formats", nargs="+", choices=sizes.FORMATS, default=["int4", "int8", "bf16"])
     options = parser.parse_args()
     bandwidth = read_bandwidth(options.threads)
     print(f"{options.threads} threads, {ISA.name}, mode {MODE}; a plain read loop gets {bandwidth:.1f} GB/s\n")

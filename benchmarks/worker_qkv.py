@@ -15,12 +15,13 @@ from benchmarks.worker import serve
 from qkv.engine.engine import Engine
 from qkv.engine.params import SamplingParams
 from qkv.engine.vocabulary import Vocabulary
-from qkv.kernels.formats import format_name, packed_bytes
 from qkv.kernels.isa import ISA
+from qkv.kernels.sizes import format_name, packed_bytes
 from qkv.measure.speed import BATCH_DEPTH, Bursts, Point
 from qkv.model.compiled import CompiledDecoder, compile_kernels
 from qkv.weights.checkpoint import open_checkpoint
-from qkv.weights.load import load_weights, matrix_formats
+from qkv.weights.choices import matrix_formats
+from qkv.weights.load import load_weights
 
 CACHES = ("f16", "int8")
 

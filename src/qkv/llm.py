@@ -35,7 +35,7 @@ from qkv.text.answer.thinking import ThinkingSplit
 from qkv.text.constrain.guides import Guides
 from qkv.text.constrain.toolchoice import ToolChoice, Tools, may_call
 from qkv.text.prompt.template import encode_chat
-from qkv.weights.load import check_format
+from qkv.weights.choices import check_format
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

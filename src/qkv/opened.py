@@ -98,14 +98,14 @@ class Opened:
 
     def formats(self, weights: str | None) -> dict[str, str]:
         """The format that `load(weights)` packs each matrix in. Raises ParameterError for an unknown one."""
-        from qkv.weights.load import matrix_formats
+        from qkv.weights.choices import matrix_formats
 
         return matrix_formats(self.config, self.checkpoint.tensors, weights)
 
     def load(self, weights: str | None = None, *, threads: int, progress: Progress = silent) -> Loaded:
         """Compile the kernels that the weights need and pack the weights.
 
-        weights: one of `qkv.weights.load.CHOICES`, or None for the files' own format where a kernel reads it.
+        weights: one of `qkv.weights.choices.CHOICES`, or None for the files' own format where a kernel reads it.
         Raises ParameterError for an unknown format, ModelFileError for numbers that are not finite.
         """
         from qkv.model.compiled import compile_kernels

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,17 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], arguments: li
     assert out == ""
     assert err.count("\n") == 1
     assert message in err
+
+
+@pytest.mark.parametrize("verb", ["info", "cost"])
+@pytest.mark.parametrize("downloaded", [True, False])
+def test_shapes_alone_load_no_numba(smollm2: Path, verb: str, downloaded: bool) -> None:
+    name = str(smollm2) if downloaded else "Qwen/Qwen3-0.6B"
+    arguments = ["info", name] if verb == "info" else ["cost", "-m", name, *GIVEN]
+    code = (
+        "import sys; from qkv.cli.main import execute; code = execute(sys.argv[1:]); "
+        "print('numba' in sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    result = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "False\n")
+    assert "parameters" in result.stdout

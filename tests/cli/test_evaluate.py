@@ -15,7 +15,8 @@ from qkv.cli import evaluate
 from qkv.cli.main import execute
 from qkv.engine import scoring
 from qkv.weights.checkpoint import open_checkpoint
-from qkv.weights.load import load_weights, packed_size
+from qkv.weights.choices import packed_size
+from qkv.weights.load import load_weights
 from tinyllm import opened, write_model
 
 CACHE = os.environ.get("QKV_CACHE")

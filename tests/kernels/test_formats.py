@@ -8,7 +8,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
 from qkv.errors import ModelFileError, ParameterError
-from qkv.kernels import formats, packing
+from qkv.kernels import formats, packing, sizes
 
 GGUF = {"int8": GGMLQuantizationType.Q8_0, "int4": GGMLQuantizationType.Q4_0, "int4m": GGMLQuantizationType.Q4_1}
 SHAPES = [(8, 32), (13, 64), (1, 32), (40, 96)]
@@ -51,7 +51,7 @@ def random_blocks(fmt, rows, columns):
 @pytest.mark.parametrize("fmt", GGUF)
 def test_gguf_blocks_keep_every_number(fmt, shape):
     blocks = random_blocks(fmt, *shape)
-    arena = np.full(formats.packed_bytes(fmt, *shape), 0xAA, np.uint8)
+    arena = np.full(sizes.packed_bytes(fmt, *shape), 0xAA, np.uint8)
     matrix = formats.place(fmt, *shape)
     packing.pack_gguf(arena, matrix, 0, blocks)
     np.testing.assert_array_equal(formats.unpack(arena, matrix), dequantize(blocks, GGUF[fmt]))
@@ -66,7 +66,7 @@ def test_exact_formats_keep_every_bit(fmt, columns):
     np.testing.assert_array_equal(formats.unpack(arena, matrix), values)
 
 
-@pytest.mark.parametrize("fmt", formats.FORMATS)
+@pytest.mark.parametrize("fmt", sizes.FORMATS)
 def test_sources_of_equal_value_pack_equally(fmt):
     halves = np.random.default_rng(3).normal(size=(11, 50)).astype(np.float16)
     of_half, _ = packing.quantize(halves, fmt)
@@ -89,7 +89,7 @@ def test_float32_rounds_to_the_nearest_bfloat16():
 
 def test_tile_bytes_are_where_the_layout_says():
     blocks = random_blocks("int4", 8, 64)
-    arena, matrix = np.zeros(formats.packed_bytes("int4", 8, 64), np.uint8), formats.place("int4", 8, 64)
+    arena, matrix = np.zeros(sizes.packed_bytes("int4", 8, 64), np.uint8), formats.place("int4", 8, 64)
     packing.pack_gguf(arena, matrix, 0, blocks)
     file = blocks.reshape(8, 2, 18)
     # [row, group, j, t] → [group, j, row, t]
@@ -99,7 +99,7 @@ def test_tile_bytes_are_where_the_layout_says():
     assert arena[int(matrix["scales"]) :][:32].tobytes() == scales.tobytes()
 
 
-@pytest.mark.parametrize("fmt", formats.FORMATS)
+@pytest.mark.parametrize("fmt", sizes.FORMATS)
 def test_packing_in_ranges_is_packing_at_once(fmt):
     values = weights(29, 70)
     arena, matrix = packing.quantize(values, fmt)
@@ -113,10 +113,10 @@ def test_packing_in_ranges_is_packing_at_once(fmt):
     assert (parts[:64] == 0x55).all()
 
 
-@pytest.mark.parametrize("fmt", formats.FORMATS)
+@pytest.mark.parametrize("fmt", sizes.FORMATS)
 def test_padding_is_zero_even_in_used_memory(fmt):
     rows, columns = 9, 33
-    arena = np.full(formats.packed_bytes(fmt, rows, columns), 0xFF, np.uint8)
+    arena = np.full(sizes.packed_bytes(fmt, rows, columns), 0xFF, np.uint8)
     matrix = formats.place(fmt, rows, columns)
     packing.pack(arena, matrix, 0, weights(rows, columns))
     whole = np.array([matrix], formats.MATRIX)
@@ -131,7 +131,7 @@ def test_segments_start_at_64_bytes():
     matrix = formats.place("int4m", 8, 96, offset=128)
     offsets = [int(matrix[name]) for name in ("quants", "scales", "minimums")]
     assert offsets == [128, 128 + 384, 128 + 384 + 64]
-    assert formats.packed_bytes("int4m", 8, 96) == 384 + 64 + 64
+    assert sizes.packed_bytes("int4m", 8, 96) == 384 + 64 + 64
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -152,7 +152,7 @@ def test_scales_that_are_not_finite_are_refused_by_name(fmt):
 
 def test_what_does_not_fit_is_refused():
     matrix = formats.place("int8", 20, 64)
-    arena = formats.new_arena(formats.packed_bytes("int8", 20, 64))
+    arena = formats.new_arena(sizes.packed_bytes("int8", 20, 64))
     for first, values in ((4, weights(8, 64)), (0, weights(7, 64)), (16, weights(8, 64)), (0, weights(8, 32))):
         with pytest.raises(ParameterError, match="k_proj: "):
             packing.pack(arena, matrix, first, values, "k_proj")

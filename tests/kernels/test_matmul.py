@@ -14,14 +14,14 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from numba.core.caching import NullCache
 
-from qkv.kernels import formats, matmul, packing
+from qkv.kernels import formats, matmul, packing, sizes
 from qkv.kernels.isa import ISA
 from qkv.kernels.isa.x86 import AVX2
 from qkv.kernels.matmul import TOKEN_CHUNK, Inputs, Outputs, matmul_for, quantize_groups
 from qkv.kernels.panels import panel_size
 from qkv.kernels.tiles import BIAS4, BIAS8, INFO, OUTLIER, TOTAL
 
-FORMATS = list(formats.FORMATS)
+FORMATS = list(sizes.FORMATS)
 TOKENS = (1, 2, 3, 5, 8, 15, 16, 17, 33)
 
 
@@ -156,7 +156,7 @@ def test_extreme_bytes_do_not_overflow():
         blocks = np.full((8, 2, 34 if fmt == "int8" else 18), byte, np.uint8)
         blocks[..., :2] = np.array([1.0], np.float16).view(np.uint8)
         blocks = blocks.reshape(8, -1)
-        arena, matrix = np.zeros(formats.packed_bytes(fmt, 8, 64), np.uint8), formats.place(fmt, 8, 64)
+        arena, matrix = np.zeros(sizes.packed_bytes(fmt, 8, 64), np.uint8), formats.place(fmt, 8, 64)
         packing.pack_gguf(arena, matrix, 0, blocks)
         weights = dequantize(blocks, getattr(GGMLQuantizationType, kind))
         for tokens in (2, 9, 40):
@@ -235,7 +235,7 @@ def test_only_the_formats_asked_for_are_compiled():
     arguments = (arena, matrix, inputs, outputs, 0, 1, 0, scratch_for(matrix), 0)
     kernel._cache = NullCache()  # a stored kernel would compile nothing at all
     kernel(*arguments)
-    compiled = {fmt for fmt, kind in formats.FORMATS.items() if matmul._product(kind).part.overloads}
+    compiled = {fmt for fmt, kind in sizes.FORMATS.items() if matmul._product(kind).part.overloads}
     assert compiled == {"int8"}
     np.testing.assert_array_equal(out, product(arena, matrix, x)[0])
 

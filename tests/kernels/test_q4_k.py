@@ -7,7 +7,7 @@ import pytest
 
 from ggufblocks import dequantized, q4_k_bound, q4_k_parts
 from qkv.errors import ModelFileError, ParameterError
-from qkv.kernels import formats, packing
+from qkv.kernels import formats, packing, sizes
 
 SHAPES = [(8, 256), (13, 512), (1, 256), (40, 768)]
 TINY, LARGE = 2.0**-24, 1039.0  # the smallest half; the largest integer that times 63 is below the largest half
@@ -24,7 +24,7 @@ def random_blocks(rows, columns, scales=(0.001, 0.01), seed=7):
 
 def packed(blocks, rows, columns):
     """An arena that was used before, the matrix in it, and whether its scales fit."""
-    arena = np.full(formats.packed_bytes("int4m", rows, columns), 0xAA, np.uint8)
+    arena = np.full(sizes.packed_bytes("int4m", rows, columns), 0xAA, np.uint8)
     matrix = formats.place("int4m", rows, columns)
     return arena, matrix, packing.pack_q4_k(arena, matrix, 0, blocks)
 

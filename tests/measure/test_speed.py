@@ -7,7 +7,7 @@ import pytest
 
 from decoders import packed
 from qkv.errors import ParameterError
-from qkv.kernels.formats import packed_bytes
+from qkv.kernels.sizes import packed_bytes
 from qkv.measure.speed import BATCH_DEPTH, BURST_STEPS, Bursts, Point, in_order, need, need_of_bytes
 from qkv.model.compiled import PackedWeights
 from qkv.model.config import PRESETS

@@ -7,7 +7,7 @@ import pytest
 
 from purity import assert_pure
 from qkv.kernels import packing
-from qkv.kernels.formats import FORMATS
+from qkv.kernels.sizes import FORMATS
 from qkv.model import compiled
 from qkv.model.forward import step_for
 from qkv.runtime import spmd

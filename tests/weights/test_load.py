@@ -13,10 +13,11 @@ import pytest
 from decoders import QuantizedReference, compiled, dequantized, logits_of, mixed_kinds, packed, stored
 from ggufblocks import q4_k_bound, random_blocks
 from qkv.errors import ModelFileError, ParameterError
-from qkv.kernels.formats import format_name, packed_bytes, unpack
+from qkv.kernels.formats import unpack
+from qkv.kernels.sizes import format_name, packed_bytes
 from qkv.model.layers import matrix_names
 from qkv.model.reference import Decoder
-from qkv.weights import load
+from qkv.weights import choices, load
 from qkv.weights.checkpoint import open_checkpoint
 from qkv.weights.load import load_weights
 from tiny import random_tensors, tiny_config
@@ -62,7 +63,7 @@ def test_gguf_blocks_keep_their_own_values(kind):
     """None keeps what a kernel reads as it is: the values are those of the gguf package, to the bit."""
     files = stored(TENSORS, kind)
     weights = load_weights(CONFIG, files)
-    assert weights.formats == {load.OWN_FORMAT[kind]}
+    assert weights.formats == {choices.OWN_FORMAT[kind]}
     for name, values in unpacked(CONFIG, weights).items():
         expected = gguf.quants.dequantize(files[name].data, gguf.GGMLQuantizationType[kind])
         np.testing.assert_array_equal(values, expected, err_msg=name)
@@ -197,8 +198,8 @@ def test_q4_k_stays_at_four_bits(tmp_path, architecture, parts):
     config = dataclasses.replace(BROAD, architecture=architecture)
     file = q4_k_file(tmp_path / "model.gguf", config, tensors_per_file=parts)
     weights = load_weights(file.config, file.tensors, threads=2)
-    assert weights.formats == {*load.matrix_formats(file.config, file.tensors, None).values()} == {"int4m", "int8"}
-    assert weights.arena.nbytes == load.packed_size(file.config, file.tensors, None)
+    assert weights.formats == {*choices.matrix_formats(file.config, file.tensors, None).values()} == {"int4m", "int8"}
+    assert weights.arena.nbytes == choices.packed_size(file.config, file.tensors, None)
     assert weights.notes == ()
     names = dict(zip(matrix_names(config), weights.matrices, strict=True))
     for name, values in unpacked(config, weights).items():

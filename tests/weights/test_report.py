@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ggufblocks import random_blocks
-from qkv.kernels.formats import packed_bytes
+from qkv.kernels.sizes import packed_bytes
 from qkv.weights.checkpoint import open_checkpoint
 from qkv.weights.load import load_weights
 from qkv.weights.report import Amount, LoadReport, report

@@ -55,7 +55,7 @@ def bench(
     """
     from qkv.kernels.sizes import CACHE_KINDS
     from qkv.opened import open_model, thread_count
-    from qkv.weights.load import check_format
+    from qkv.weights.choices import check_format
 
     count = thread_count(threads)
     check_format(weights)

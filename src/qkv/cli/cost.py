@@ -67,7 +67,7 @@ def cost(
 
 def formats_counted(known: Known, weights: str | None) -> Weights:
     """Each matrix's format as it would be loaded where the files are here, else one format for all."""
-    from qkv.weights.load import CHOICES
+    from qkv.weights.choices import CHOICES
 
     if known.files is not None and weights in (None, *CHOICES):
         return known.files.formats(weights)

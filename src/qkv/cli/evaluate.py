@@ -122,7 +122,7 @@ def read_text(file: Path) -> str:
 
 def _formats(compare: str | None, weights: str | None) -> list[str | None]:
     """The formats to load; None is the model's own."""
-    from qkv.weights.load import check_format
+    from qkv.weights.choices import check_format
 
     if compare is None:
         check_format(weights)
@@ -158,7 +158,7 @@ def _load_all(
     """The model in each format; the stack closes them. Raises QkvError when they do not fit into the memory."""
     from qkv.model.compiled import CompiledDecoder
     from qkv.runtime.memory import free_memory
-    from qkv.weights.load import packed_size
+    from qkv.weights.choices import packed_size
 
     tensors = opened.checkpoint.tensors
     needed, free = sum(packed_size(opened.config, tensors, wanted) for wanted in formats), free_memory()

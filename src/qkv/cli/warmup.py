@@ -29,7 +29,7 @@ def warmup(
     """
     from qkv.model.compiled import compile_kernels
     from qkv.opened import known_model
-    from qkv.weights.load import check_format
+    from qkv.weights.choices import check_format
 
     check_format(weights)
     files = known_model(model).files

@@ -35,19 +35,22 @@ from numpy.typing import NDArray
 from qkv.errors import ParameterError
 from qkv.kernels.memory import emitted
 from qkv.kernels.simd import bf16_to_float, f32x8, first_lane, half_to_float, spread, u16x8
+from qkv.kernels.sizes import (
+    ALIGNMENT,
+    BF16,
+    F32,
+    FORMATS,
+    GROUP,
+    INT4,
+    INT4M,
+    INT8,
+    QUANT_BYTES,
+    ROWS,
+    aligned,
+    segments,
+)
 from qkv.kernels.values import Value, constant
 from qkv.runtime.jit import inlined, kernel
-
-GROUP = 32
-ROWS = 8
-ALIGNMENT = 64
-
-F32, BF16, INT8, INT4, INT4M = range(5)
-FORMATS = {"f32": F32, "bf16": BF16, "int8": INT8, "int4": INT4, "int4m": INT4M}
-QUANT_BYTES = {F32: 4 * GROUP * ROWS, BF16: 2 * GROUP * ROWS, INT8: GROUP * ROWS, INT4: 128, INT4M: 128}
-"""Of one group of 8 rows."""
-SCALE_BYTES = 2 * ROWS
-"""Of one group of 8 rows: float16."""
 
 
 @emitted(lambda: types.intp)
@@ -63,32 +66,11 @@ MATRIX = np.dtype(
 )
 
 
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _segments(fmt: str, rows: int, columns: int) -> tuple[int, int, int]:
-    """Bytes of quants, scales and minimums."""
-    if fmt not in FORMATS:
-        raise ParameterError(f"format: unknown weight format {fmt!r}; choose one of {', '.join(FORMATS)}")
-    if rows < 1 or columns < 1:
-        raise ParameterError(f"shape: a weight matrix needs rows and columns, got {rows} × {columns}")
-    kind = FORMATS[fmt]
-    tiles = -(-rows // ROWS) * -(-columns // GROUP)
-    scales = tiles * SCALE_BYTES
-    return tiles * QUANT_BYTES[kind], scales if kind >= INT8 else 0, scales if kind == INT4M else 0
-
-
-def packed_bytes(fmt: str, rows: int, columns: int) -> int:
-    """How many bytes of the arena a matrix takes, a multiple of 64."""
-    return sum(_aligned(size) for size in _segments(fmt, rows, columns))
-
-
 def place(fmt: str, rows: int, columns: int, offset: int = 0) -> np.void:
     """The `MATRIX` record of a matrix that starts at byte `offset` of the arena, a multiple of 64."""
     if offset % ALIGNMENT:
         raise ParameterError(f"offset: a matrix starts at a multiple of {ALIGNMENT} bytes, got {offset}")
-    quants, scales, _ = (_aligned(size) for size in _segments(fmt, rows, columns))
+    quants, scales, _ = (aligned(size) for size in segments(fmt, rows, columns))
     kind = FORMATS[fmt]
     record: Any = np.zeros((), MATRIX)
     record["format"], record["rows"], record["columns"] = kind, rows, columns
@@ -98,11 +80,6 @@ def place(fmt: str, rows: int, columns: int, offset: int = 0) -> np.void:
     record["minimums"] = offset + quants + scales if kind == INT4M else 0
     scalar: np.void = record[()]
     return scalar
-
-
-def format_name(matrix: Any) -> str:
-    """The name of a record's format."""
-    return list(FORMATS)[int(matrix["format"])]
 
 
 def new_arena(size: int) -> NDArray[np.uint8]:

@@ -25,10 +25,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.kernels import simd
-from qkv.kernels.formats import BF16, F32, FORMATS, GROUP, INT4, INT4M, INT8, ROWS, SCALE_BYTES, quant_bytes
+from qkv.kernels.formats import quant_bytes
 from qkv.kernels.isa import ISA
 from qkv.kernels.panels import FEW_TOKENS, panel_product
 from qkv.kernels.simd import f32x8, load, store, zeros
+from qkv.kernels.sizes import BF16, F32, FORMATS, GROUP, INT4, INT4M, INT8, ROWS, SCALE_BYTES
 from qkv.kernels.tiles import BIAS4, BIAS8, DENSE_STEP, INFO, OUTLIER, TOTAL, dense_step, group_step, store_tile
 from qkv.runtime.jit import inlined, kernel
 

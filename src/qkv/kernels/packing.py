@@ -20,22 +20,10 @@ from numpy.typing import NDArray
 
 from qkv.errors import ModelFileError, ParameterError
 from qkv.kernels import simd
-from qkv.kernels.formats import (
-    BF16,
-    F32,
-    GROUP,
-    INT4,
-    INT4M,
-    INT8,
-    MATRIX,
-    ROWS,
-    format_name,
-    new_arena,
-    packed_bytes,
-    place,
-)
+from qkv.kernels.formats import MATRIX, new_arena, place
 from qkv.kernels.q4_k import BLOCK, BLOCK_BYTES, pack_q4_k_rows
 from qkv.kernels.simd import Vector, f32x8, load, store, u16x8
+from qkv.kernels.sizes import BF16, F32, GROUP, INT4, INT4M, INT8, ROWS, format_name, packed_bytes
 from qkv.runtime.jit import kernel
 
 _FLOAT32, _BFLOAT16, _FLOAT16 = range(3)

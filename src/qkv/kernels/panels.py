@@ -19,9 +19,9 @@ from llvmlite import ir
 from numba.core import types
 from numba.core.types import float32, int8, int32, uint8
 
-from qkv.kernels.formats import GROUP, INT4M, INT8, QUANT_BYTES, ROWS, SCALE_BYTES
 from qkv.kernels.isa import ISA
 from qkv.kernels.memory import Index, Memory, Sums, emitted, zeros
+from qkv.kernels.sizes import GROUP, INT4M, INT8, QUANT_BYTES, ROWS, SCALE_BYTES
 from qkv.kernels.tiles import Activations, Packed, add_group, store_tile
 from qkv.kernels.values import Value, Vector
 from qkv.runtime.jit import inlined, kernel

@@ -11,8 +11,9 @@ import numpy as np
 from numba import types
 
 from qkv.kernels import simd
-from qkv.kernels.formats import ROWS, read_half
+from qkv.kernels.formats import read_half
 from qkv.kernels.memory import load, operation, store
+from qkv.kernels.sizes import ROWS
 from qkv.kernels.values import Vector, f32x8, i32x8
 from qkv.runtime.jit import kernel
 

@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol
 
 from numba.core.types import float32, int16, int32, uint8, uint32
 
-from qkv.kernels.formats import F32, GROUP, INT4, INT4M, INT8, QUANT_BYTES, ROWS, SCALE_BYTES
 from qkv.kernels.isa import ISA
 from qkv.kernels.memory import Index, Memory, Sums, emitted
 from qkv.kernels.simd import bf16_to_float
+from qkv.kernels.sizes import F32, GROUP, INT4, INT4M, INT8, QUANT_BYTES, ROWS, SCALE_BYTES
 from qkv.kernels.values import Value, Vector, constant, f32x8, fma, i32x8, u8x32, u16x8
 
 DENSE_STEP = 4

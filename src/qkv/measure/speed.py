@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qkv.errors import ParameterError
-from qkv.kernels.formats import format_name, packed_bytes
-from qkv.kernels.sizes import BLOCK, STEP_TOKENS
+from qkv.kernels.sizes import BLOCK, STEP_TOKENS, format_name, packed_bytes
 from qkv.model.compiled import CompiledDecoder, PackedWeights, kv_block_bytes
 from qkv.model.config import ModelConfig
 from qkv.model.cost import decode_cost, prefill_cost, total

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from math import prod
 
 from qkv.errors import ParameterError
-from qkv.kernels.formats import ROWS, packed_bytes
-from qkv.kernels.sizes import BLOCK, STEP_TOKENS, half_block_bytes
+from qkv.kernels.sizes import BLOCK, ROWS, STEP_TOKENS, half_block_bytes, packed_bytes
 from qkv.model.config import ModelConfig
 
 Weights = str | Mapping[str, str]
@@ -97,7 +96,7 @@ def prefill_cost(
 ) -> list[Part]:
     """The cost of `batch` prompts of `tokens` tokens each, nothing cached before, up to their first new token.
 
-    weights: a format of `kernels.formats.FORMATS` for all matrices, or each matrix's format by its Hugging Face name.
+    weights: a format of `kernels.sizes.FORMATS` for all matrices, or each matrix's format by its Hugging Face name.
     cache: a kind of `kernels.sizes.CACHE_KINDS`. Raises ParameterError.
     """
     _check(tokens, batch)

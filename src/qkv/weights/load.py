@@ -13,20 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.errors import ModelFileError, ParameterError
-from qkv.kernels.formats import MATRIX, format_name, new_arena, packed_bytes, place
+from qkv.errors import ModelFileError
+from qkv.kernels.formats import MATRIX, new_arena, place
 from qkv.kernels.packing import pack, pack_gguf, pack_q4_k
+from qkv.kernels.sizes import format_name, packed_bytes
 from qkv.model.compiled import PackedWeights
 from qkv.model.config import ModelConfig
 from qkv.model.layers import TABLE, matrix_names, vector_sizes
 from qkv.progress import Progress, silent
+from qkv.weights.choices import OWN_FORMAT, matrix_formats
 from qkv.weights.mapped import let_go
 from qkv.weights.tensor import StoredTensor, decode
 
-OWN_FORMAT = {"Q4_0": "int4", "Q4_1": "int4m", "Q8_0": "int8", "Q4_K": "int4m"}
-"""GGUF types whose quants a kernel reads as they are (of Q4_K the scales are rounded); everything else is converted."""
-
-CHOICES = ("f32", "bf16", "int8", "int4")
 SLICE = 1 << 20  # numbers packed at a time by one thread: bounds the memory beside the result
 
 
@@ -40,7 +38,7 @@ def load_weights(
 ) -> PackedWeights:
     """Pack every tensor of a model.
 
-    wanted: one of `CHOICES`; None keeps what a kernel can read as it is, and makes the rest int8.
+    wanted: one of `choices.CHOICES`; None keeps what a kernel can read as it is, and makes the rest int8.
     A Q4_K matrix with a scale beyond float16 becomes int8 too, and `notes` says so. Only packing finds such a scale;
     all matrices are then packed again.
     Raises ParameterError for an unknown format, ModelFileError for numbers that are not finite.
@@ -65,36 +63,8 @@ def load_weights(
     )
 
 
-def matrix_formats(config: ModelConfig, tensors: Mapping[str, StoredTensor], wanted: str | None) -> dict[str, str]:
-    """The format that `load_weights` would pack each matrix in, as far as the types say (see there for Q4_K).
-
-    Raises ParameterError for an unknown one.
-    """
-    check_format(wanted)
-    return {name: _format(tensors[name].dtype, wanted) for name in matrix_names(config)}
-
-
-def packed_size(config: ModelConfig, tensors: Mapping[str, StoredTensor], wanted: str | None) -> int:
-    """How many bytes the arena of `load_weights` would have, as far as the types of the matrices say."""
-    formats = matrix_formats(config, tensors, wanted)
-    return sum(packed_bytes(fmt, *tensors[name].shape) for name, fmt in formats.items())
-
-
-def check_format(wanted: str | None) -> None:
-    """Raises ParameterError unless `wanted` is None or one of `CHOICES`."""
-    if wanted is not None and wanted not in CHOICES:
-        raise ParameterError(f"weights: unknown format {wanted!r}; choose one of {', '.join(CHOICES)}")
-
-
 def _size(matrix: Any) -> int:
     return packed_bytes(format_name(matrix), int(matrix["rows"]), int(matrix["columns"]))
-
-
-def _format(dtype: str, wanted: str | None) -> str:
-    own = OWN_FORMAT.get(dtype)
-    if wanted is None:
-        return own or "int8"
-    return "int4m" if wanted == "int4" and own == "int4m" else wanted
 
 
 # ------------------------------------------------------------------------------------------ matrices

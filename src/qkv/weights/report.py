@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from qkv.kernels.formats import format_name, packed_bytes
-from qkv.model.compiled import PackedWeights
+from qkv.kernels.sizes import format_name, packed_bytes
 from qkv.model.layers import matrix_names
 from qkv.weights.checkpoint import Checkpoint
-from qkv.weights.load import OWN_FORMAT
+from qkv.weights.choices import OWN_FORMAT
 from qkv.weights.tensor import StoredTensor
+
+if TYPE_CHECKING:
+    from qkv.model.compiled import PackedWeights
 
 ROUNDED = ("Q4_K", "int4m")
 """The conversion that keeps the quants and rounds their scales."""
