@@ -7,7 +7,7 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from qkv.cli import options, terminal
 from qkv.cli.bars import Bars
@@ -26,20 +26,14 @@ MOST_ROUNDS = 1000
 
 def bench(
     model: options.Model = options.DEFAULT_MODEL,
-    depths: Annotated[
-        str | None, typer.Option("--depths", help="Decode after so many tokens (default: 128,512,2048); 0: don't.")
-    ] = None,
-    prompts: Annotated[
-        str | None, typer.Option("--prompts", help="Prefill so many tokens (default: 128,512); 0: don't.")
-    ] = None,
-    batches: Annotated[
-        str | None, typer.Option("--batches", help="Decode so many sequences at 128 (default: 2,8); 0: don't.")
-    ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="How often each is measured; the median counts.")] = 5,
+    depths: Annotated[str | None, Option(help="Decode after so many tokens (default: 128,512,2048); 0: don't.")] = None,
+    prompts: Annotated[str | None, Option(help="Prefill so many tokens (default: 128,512); 0: don't.")] = None,
+    batches: Annotated[str | None, Option(help="Decode so many sequences at 128 (default: 2,8); 0: don't.")] = None,
+    rounds: Annotated[int, Option(help="How often each is measured; the median counts.")] = 5,
     weights: options.Weights = None,
     cache: options.Cache = "f16",
     threads: options.Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON on standard output, nothing else.")] = False,
+    as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Measure how fast a model runs here, and how close that is to what this machine's memory allows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from qkv.cli import options, terminal
 from qkv.cli.bars import Bars
@@ -20,21 +20,14 @@ if TYPE_CHECKING:
 
 def cost(
     model: options.Model = options.DEFAULT_MODEL,
-    context: Annotated[
-        int, typer.Option("--context", help="T: tokens of the prompt, and where the new one is.")
-    ] = 1024,
-    batch: Annotated[int, typer.Option("--batch", help="B: sequences computed together.")] = 1,
-    weights: Annotated[
-        str | None,
-        typer.Option("--weights", help="int8, int4, int4m, bf16 or f32 (default: as run would load them, else int8)."),
-    ] = None,
+    context: Annotated[int, Option(help="T: tokens of the prompt, and where the new one is.")] = 1024,
+    batch: Annotated[int, Option(help="B: sequences computed together.")] = 1,
+    weights: options.Weights = None,
     cache: options.Cache = "f16",
     gbps: Annotated[
-        float | None, typer.Option("--gbps", help="Memory bandwidth in GB/s (default: measured here, in a second).")
+        float | None, Option(help="Memory bandwidth in GB/s (default: measured here, in a second).")
     ] = None,
-    gflops: Annotated[
-        float | None, typer.Option("--gflops", help="Operations in GFLOP/s (default: measured here).")
-    ] = None,
+    gflops: Annotated[float | None, Option(help="Operations in GFLOP/s (default: measured here).")] = None,
     threads: options.Threads = None,
 ) -> None:
     """Count what a model costs, part by part: FLOPs, bytes, and the least time they take.
@@ -46,7 +39,8 @@ def cost(
 
     Needs no weights, and no network for the Qwen3 sizes. "Textbook" is the full square of scores and the logits of
     every token, "executed" is what qkv's kernels do. A part takes as long as its bytes or its operations, whichever
-    is longer; --gflops is also taken for the 8-bit products of int8 and int4 weights.
+    is longer; --gflops is also taken for the 8-bit products of int8 and int4 weights. --weights can be int4m here too,
+    which Q4_1 and Q4_K of a GGUF file become.
     """
     from qkv.model.cost import decode_cost, prefill_cost
     from qkv.opened import known_model

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from qkv.cli import options, terminal
 from qkv.cli.bars import Bars
@@ -28,24 +28,20 @@ LARGEST_FILE = 20_000_000
 
 
 def evaluate(
-    file: Annotated[Path, typer.Argument(help="A UTF-8 text.", show_default=False)],
+    file: Annotated[Path, Argument(help="A UTF-8 text.", show_default=False)],
     model: options.Model = options.DEFAULT_MODEL,
     window: Annotated[
-        int | None,
-        typer.Option("--window", help=f"Tokens that are run together (default: {WINDOW}, or the model's maximum)."),
+        int | None, Option(help=f"Tokens that are run together (default: {WINDOW}, or the model's maximum).")
     ] = None,
-    stride: Annotated[
-        int | None, typer.Option("--stride", help="Tokens from one window to the next (default: half a window).")
-    ] = None,
-    tokens: Annotated[int | None, typer.Option("--tokens", help="Only the text's first so many tokens.")] = None,
+    stride: Annotated[int | None, Option(help="Tokens from one window to the next (default: half a window).")] = None,
+    tokens: Annotated[int | None, Option(help="Only the text's first so many tokens.")] = None,
     compare: Annotated[
-        str | None,
-        typer.Option("--compare", metavar="<formats>", help="Weights to compare with the first: bf16,int8,int4."),
+        str | None, Option(metavar="<formats>", help="Weights to compare with the first: bf16,int8,int4.")
     ] = None,
     weights: options.Weights = None,
     cache: options.Cache = "f16",
     threads: options.Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Measure how well a model predicts a text: its perplexity, lower is better.

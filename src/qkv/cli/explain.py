@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from qkv.cli import options, terminal
 from qkv.errors import QkvError
@@ -36,12 +36,11 @@ class View:
 
 
 def explain(
-    topic: Annotated[str, typer.Argument(help="scaling, mask, convex, heads or cost.", show_default=False)],
+    topic: Annotated[str, Argument(help="scaling, mask, convex, heads or cost.", show_default=False)],
     model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="Look into this model: hub id, short name, .gguf file or folder."),
+        str | None, Option("--model", "-m", help="Look into this model: hub id, short name, .gguf file or folder.")
     ] = None,
-    png: Annotated[Path | None, typer.Option("--png", metavar="FILE", help="Also write a plot to this file.")] = None,
+    png: Annotated[Path | None, Option(metavar="FILE", help="Also write a plot to this file.")] = None,
     threads: options.Threads = None,
 ) -> None:
     """Show what a part of attention does, with numbers computed now.

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import typer
+from typer import Option
 
 from qkv.cli.bars import Bars
 from qkv.engine.params import SamplingParams
@@ -22,20 +22,16 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 
-Model = Annotated[
-    str, typer.Option("--model", "-m", envvar="QKV_MODEL", help="Hub id, short name, .gguf file or folder.")
-]
-System = Annotated[str | None, typer.Option("--system", help="System message.")]
-Think = Annotated[
-    bool | None, typer.Option("--think/--no-think", help="Think before answering (default: as the model does).")
-]
+Model = Annotated[str, Option("--model", "-m", envvar="QKV_MODEL", help="Hub id, short name, .gguf file or folder.")]
+System = Annotated[str | None, Option(help="System message.")]
+Think = Annotated[bool | None, Option(help="Think before answering (default: as the model does).")]
 Weights = Annotated[
-    str | None,
-    typer.Option("--weights", help="int8, int4, bf16 or f32 (default: a GGUF file's own 4 and 8 bits, else int8)."),
+    str | None, Option(help="int8, int4, bf16 or f32 (default: a GGUF file's own 4 and 8 bits, else int8).")
 ]
-Cache = Annotated[str, typer.Option("--cache", help="How keys and values are kept: f16, int8 or f32.")]
-Threads = Annotated[int | None, typer.Option("--threads", help="Cores to use (default: those it may use).")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no timings on standard error.")]
+Cache = Annotated[str, Option(help="How keys and values are kept: f16, int8 or f32.")]
+Threads = Annotated[int | None, Option(help="Cores to use (default: those it may use).")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress and no timings on standard error.")]
+Json = Annotated[bool, Option("--json", help="One line of JSON on standard output, nothing else.")]
 
 
 @dataclass
@@ -43,25 +39,15 @@ class ModelOptions:
     """Which model, and how it is opened."""
 
     model: Model = DEFAULT_MODEL
-    context: Annotated[
-        int | None, typer.Option("--context", help="The most positions to use (default: the model's maximum).")
-    ] = None
+    context: Annotated[int | None, Option(help="The most positions to use (default: the model's maximum).")] = None
     weights: Weights = None
     cache: Cache = "f16"
     cache_size: Annotated[
         str | None,
-        typer.Option(
-            "--cache-size",
-            metavar="<size>",
-            help="Memory for keys and values, such as 512MB or 2GiB (default: up to a quarter of what is free).",
-        ),
+        Option(metavar="<size>", help="For keys and values, such as 2GiB (default: up to a quarter of free memory)."),
     ] = None
     speculation: Annotated[
-        bool,
-        typer.Option(
-            "--speculation",
-            help="Guess tokens from the text so far: the same answer, sooner where it quotes or repeats.",
-        ),
+        bool, Option("--speculation", help="Guess tokens: the same answer, sooner where it quotes or repeats the text.")
     ] = False
     threads: Threads = None
     quiet: Quiet = False
@@ -88,38 +74,20 @@ class ModelOptions:
 class SamplingOptions:
     """How tokens are chosen. The fields are those of `SamplingParams`."""
 
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", help="The most tokens to make (default: until the context is full).")
-    ] = None
+    max_tokens: Annotated[int | None, Option(help="The most new tokens (default: until the context is full).")] = None
     temperature: Annotated[
-        float | None,
-        typer.Option("--temperature", "--temp", help="0 always takes the likeliest token (default: the model's own)."),
+        float | None, Option("--temperature", "--temp", help="0 takes the likeliest token (default: the model's own).")
     ] = None
-    top_k: Annotated[int | None, typer.Option("--top-k", help="Keep the K likeliest tokens; 0 is off.")] = None
-    top_p: Annotated[
-        float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this sum; 1 is off.")
-    ] = None
-    min_p: Annotated[
-        float | None,
-        typer.Option("--min-p", help="Keep tokens at least this fraction as likely as the first; 0 is off."),
-    ] = None
+    top_k: Annotated[int | None, Option(help="Keep the K likeliest tokens; 0 is off.")] = None
+    top_p: Annotated[float | None, Option(help="Keep the likeliest tokens up to this sum; 1 is off.")] = None
+    min_p: Annotated[float | None, Option(help="Keep tokens at least this likely beside the first; 0 is off.")] = None
     repetition_penalty: Annotated[
-        float | None,
-        typer.Option(
-            "--repetition-penalty",
-            help="Make what is there already less likely: 1.1 is mild, 1 is off (default: the model's own).",
-        ),
+        float | None, Option(help="Make tokens of the text less likely: 1.1 is mild, 1 is off (default: the model's).")
     ] = None
-    presence_penalty: Annotated[
-        float,
-        typer.Option("--presence-penalty", help="Make what the answer has already less likely: -2 to 2, 0 is off."),
-    ] = 0
-    seed: Annotated[int | None, typer.Option("--seed", help="The same seed gives the same text.")] = None
+    presence_penalty: Annotated[float, Option(help="Make tokens of the answer less likely: -2 to 2, 0 is off.")] = 0
+    seed: Annotated[int | None, Option(help="The same seed gives the same text.")] = None
     thinking_budget: Annotated[
-        int | None,
-        typer.Option(
-            "--thinking-budget", help="Close the thinking after so many tokens, such as 256 (default: never)."
-        ),
+        int | None, Option(help="Close the thinking after so many tokens, such as 256 (default: never).")
     ] = None
 
     def params(self, **more: Any) -> SamplingParams:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from qkv.cli import options, terminal
 from qkv.cli.answer import AnswerPrinter, print_speed
@@ -25,26 +25,22 @@ if TYPE_CHECKING:
 def run(
     model: options.ModelOptions,
     sampling: options.SamplingOptions,
-    prompt: Annotated[str | None, typer.Argument(help="What to ask.", show_default=False)] = None,
+    prompt: Annotated[str | None, Argument(help="What to ask.", show_default=False)] = None,
     system: options.System = None,
     think: options.Think = None,
     stop: Annotated[
-        list[str] | None,
-        typer.Option("--stop", metavar="<str>", help="End the answer before this text; may be given again."),
+        list[str] | None, Option(metavar="<str>", help="End the answer before this text; may be given again.")
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on past the model's own end, and when it repeats itself.")
+        bool, Option("--ignore-eos", help="Go on past the model's own end, and when it repeats itself.")
     ] = False,
     json_schema: Annotated[
-        str | None,
-        typer.Option("--json-schema", metavar="<file|json>", help="Answer with JSON that this schema allows."),
+        str | None, Option(metavar="<file|json>", help="Answer with JSON that this schema allows.")
     ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is complete.")] = False,
+    raw: Annotated[bool, Option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
+    as_json: options.Json = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show how the model was loaded, on standard error.")
+        bool, Option("--verbose", "-v", help="Show how the model was loaded, on standard error.")
     ] = False,
 ) -> None:
     """Answer one prompt.

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from qkv.cli import options, terminal
 from qkv.cli.bars import Bars
 
 
 def warmup(
     model: options.Model = options.DEFAULT_MODEL,
-    weights: Annotated[
-        str | None, typer.Option("--weights", help="int8, int4, bf16 or f32, as for run (default: the model's own).")
-    ] = None,
+    weights: options.Weights = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Compile the kernels a model needs, once for this processor.
