@@ -16,12 +16,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from qkv.kernels import formats, packing, simd, sizes
+from qkv.kernels import formats, packing, sizes
 from qkv.kernels.isa import ISA, MODE
 from qkv.kernels.matmul import Inputs, Outputs, matmul_for, quantize_groups
+from qkv.kernels.memory import load
 from qkv.kernels.panels import panel_size
-from qkv.kernels.simd import i32x8, load
+from qkv.kernels.simd import splat, sum_lanes
 from qkv.kernels.tiles import INFO
+from qkv.kernels.values import i32x8
 from qkv.runtime.jit import kernel
 
 # rows, columns, tokens: what it shows. Starting threads takes longer than the first case, so one thread does that.
@@ -42,13 +44,13 @@ CASES = [
 def read(array, first, end):
     """The sum of int32 array[first:end] with four streams of loads."""
     quarter = (end - first) // 4
-    a, b, c, d = simd.splat_i32(0), simd.splat_i32(0), simd.splat_i32(0), simd.splat_i32(0)
+    a = b = c = d = splat(i32x8, 0)
     for i in range(first, first + quarter, 8):
-        a = simd.add(a, load(i32x8, array, i))
-        b = simd.add(b, load(i32x8, array, i + quarter))
-        c = simd.add(c, load(i32x8, array, i + 2 * quarter))
-        d = simd.add(d, load(i32x8, array, i + 3 * quarter))
-    return simd.sum_lanes_i32(simd.add(simd.add(a, b), simd.add(c, d)))
+        a += load(i32x8, array, i)
+        b += load(i32x8, array, i + quarter)
+        c += load(i32x8, array, i + 2 * quarter)
+        d += load(i32x8, array, i + 3 * quarter)
+    return sum_lanes(a + b + c + d)
 
 
 def best_seconds(work: Callable[[int, int], object], threads: int, repeats: int) -> float:

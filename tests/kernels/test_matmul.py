@@ -267,7 +267,7 @@ def test_every_mode_gives_the_same_bits(mode):
     if "avx2" in mode.lower() and not isinstance(ISA, AVX2):
         pytest.skip("this processor has no AVX2")
     result = subprocess.run(
-        [sys.executable, "-c", "import test_matmul as t, qkv.kernels.simd as s; print(t.digest(), s.faults())"],
+        [sys.executable, "-c", "import test_matmul as t, qkv.kernels.memory as m; print(t.digest(), m.faults())"],
         env={**os.environ, **MODES[mode]},
         cwd=Path(__file__).parent,
         capture_output=True,

@@ -16,8 +16,8 @@ from numba import types
 from qkv.errors import ParameterError
 from qkv.kernels import isa, simd
 from qkv.kernels.isa import ISA
-from qkv.kernels.memory import operation
-from qkv.kernels.simd import f32x8, i8x8, i8x32, i16x16, i32x8, load, spread, store, u8x32, u16x8
+from qkv.kernels.memory import emitted, load, spread, store, store_lanes
+from qkv.kernels.values import Value, f32x8, i8x8, i8x32, i16x16, i32x8, u8x32, u16x8
 
 # Not `qkv.runtime.jit.kernel`: a cached test kernel would not notice that simd.py has changed.
 compiled = numba.njit(nogil=True, error_model="numpy")
@@ -30,16 +30,16 @@ def float_operations(a, b, c, out):
         x, y, z = load(f32x8, a, i), load(f32x8, b, i), load(f32x8, c, i)
         at = i
         for result in (
-            simd.add(x, y),
-            simd.subtract(x, y),
-            simd.multiply(x, y),
-            simd.divide(x, y),
+            x + y,
+            x - y,
+            x * y,
+            x / y,
             simd.fma(x, y, z),
             simd.minimum(x, y),
             simd.maximum(x, y),
-            simd.select(simd.less(x, y), x, z),
+            simd.select(x < y, x, z),
             simd.absolute(x),
-            simd.splat(a[i]),
+            simd.splat(f32x8, a[i]),
             spread(f32x8, b, i + 3),
             simd.exp(x),
         ):
@@ -84,20 +84,15 @@ def test_fma_rounds_once():
 
 
 # What matrix products are made of, for kernels.
-multiply_add_bytes = operation(i16x16, u8x32, i8x32)(ISA.multiply_add_bytes)
-multiply_add_shorts = operation(i32x8, i16x16, i16x16)(ISA.multiply_add_shorts)
-dot_shorts = operation(i32x8, i32x8, i16x16, i16x16)(ISA.dot_shorts)
-add_pairs = operation(i32x8, i16x16)(ISA.add_pairs)
-with_sign_of = operation(i8x32, i8x32, i8x32)(ISA.with_sign_of)
+multiply_add_bytes = emitted(lambda: i16x16)(ISA.multiply_add_bytes)
+multiply_add_shorts = emitted(lambda: i32x8)(ISA.multiply_add_shorts)
+dot_shorts = emitted(lambda: i32x8)(ISA.dot_shorts)
+add_pairs = emitted(lambda: i32x8)(ISA.add_pairs)
+with_sign_of = emitted(lambda: i8x32)(ISA.with_sign_of)
 
 
-@operation(u8x32, u8x32)
-def low_nibbles(a):
-    return a & 15
-
-
-@operation(i32x8, i32x8, i8x32, i8x32)
-def dot_int8(total, w, x):
+@emitted(lambda: i32x8)
+def dot_int8(total: Value, w: Value, x: Value) -> Value:
     """total + w·x over fours of signed bytes, as `ISA` wants it done."""
     sums = ISA.add_pairs(ISA.multiply_add_bytes(x.bits(types.uint8).like(1), x))
     start = total - sums * ISA.int8_offset
@@ -111,13 +106,13 @@ def integer_operations(u, s, t, out16, out32, signs):
         x, y, z = load(u8x32, u, i), load(i8x32, s, i), load(i8x32, t, i)
         sums = multiply_add_bytes(x, z)
         store(out16, i // 2, sums)
-        store(out16, i // 2 + u.size // 2, multiply_add_bytes(low_nibbles(x), spread(i8x32, t, i)))
+        store(out16, i // 2 + u.size // 2, multiply_add_bytes(x & 15, spread(i8x32, t, i)))
         store(signs, i, with_sign_of(z, y))
         pairs = multiply_add_shorts(sums, load(i16x16, out16, i // 2 + u.size // 2))
-        total = simd.splat_i32(simd.sum_lanes_i32(add_pairs(sums)))
+        total = simd.splat(i32x8, simd.sum_lanes(add_pairs(sums)))
         store(out32, i // 4, pairs)
-        store(out32, i // 4 + u.size // 4, simd.add(simd.lane_numbers(), total))
-        store(out32, i // 4 + u.size // 2, simd.dot_nibbles(total, low_nibbles(x), z))
+        store(out32, i // 4 + u.size // 4, simd.lane_numbers() + total)
+        store(out32, i // 4 + u.size // 2, simd.dot_nibbles(total, x & 15, z))
         store(out32, i // 4 + u.size // 4 * 3, dot_int8(total, y, z))
         store(out32, i // 4 + u.size, dot_shorts(total, sums, sums))
 
@@ -244,7 +239,7 @@ def test_horizontal_sums_use_one_tree():
 @compiled
 def store_some_lanes(a, out):
     for count in range(-1, 10):
-        simd.store_lanes(out, 10 * (count + 1), load(f32x8, a, 0), count)
+        store_lanes(out, 10 * (count + 1), load(f32x8, a, 0), count)
 
 
 def test_store_lanes_writes_no_more_than_asked():
@@ -257,7 +252,7 @@ def test_store_lanes_writes_no_more_than_asked():
 @compiled
 def out_of_bounds(a, out):
     for at in (-1, 0, a.size - 8, a.size - 7, 2**40):
-        store(out, at, simd.add(load(f32x8, a, at), spread(f32x8, a, at)))
+        store(out, at, load(f32x8, a, at) + spread(f32x8, a, at))
 
 
 def digest() -> str:
@@ -331,15 +326,10 @@ def test_every_processor_gets_the_best_of_its_instruction_sets():
 def test_checked_mode_counts_what_leaves_an_array():
     code = """
 import numpy as np, test_simd
-from numba import types
-
-from qkv.errors import ParameterError
-from qkv.kernels import isa, simd
-from qkv.kernels.isa import ISA
-from qkv.kernels.memory import operation
+from qkv.kernels.memory import faults
 a, out = np.arange(1, 25, dtype=np.float32), np.zeros(24, np.float32)
 test_simd.out_of_bounds(a, out)
-print(simd.faults(), simd.faults(), *out)
+print(faults(), faults(), *out)
 """
     result = python(code, QKV_SIMD="checked")
     assert result.returncode == 0, result.stderr

@@ -59,7 +59,7 @@ def test_case(case):
     run(f"import fault_samples; fault_samples.{case}()")
 
 
-DIGEST = "import fault_samples; from qkv.kernels.simd import faults; print(fault_samples.digest(), faults())"
+DIGEST = "import fault_samples; from qkv.kernels.memory import faults; print(fault_samples.digest(), faults())"
 
 
 @pytest.mark.slow

@@ -5,22 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from qkv.kernels.simd import (
-    add,
-    as_bits,
-    as_float,
-    f32x8,
-    fma,
-    lane_numbers,
-    less,
-    load,
-    max_lanes,
-    min_lanes_i32,
-    select,
-    splat,
-    splat_i32,
-    sum_lanes,
-)
+from qkv.kernels.memory import load
+from qkv.kernels.simd import fma, lane_numbers, max_lanes, min_lanes, select, splat, sum_lanes
+from qkv.kernels.values import f32x8, i32x8
 from qkv.runtime.jit import kernel
 
 
@@ -30,21 +17,19 @@ def survey(x, first, end, largest, places, at):
 
     Of equal ones the first. If any is not finite, largest[at] is not a number.
     """
-    lowest, zero = splat(np.float32(-np.inf)), splat(np.float32(0))
-    best, where, damage = lowest, zero, zero
-    here = lane_numbers()
+    best, damage = splat(f32x8, -np.inf), splat(f32x8, 0)
+    where, here = splat(i32x8, 0), lane_numbers()
     i = first
     while i + 8 <= end:
         v = load(f32x8, x, i)
-        damage = fma(v, zero, damage)  # 0 · infinity is not a number
-        larger = less(best, v)
+        damage = fma(v, 0, damage)  # 0 · infinity is not a number
+        larger = best < v
         best = select(larger, v, best)
-        where = select(larger, as_float(here), where)
-        here = add(here, splat_i32(np.int32(8)))
+        where = select(larger, here, where)
+        here += 8
         i += 8
-    value = max_lanes(best)
-    place = first_of(best, where, value)
-    broken = sum_lanes(damage)
+    value, broken = max_lanes(best), sum_lanes(damage)
+    place = min_lanes(select(best < value, 0x7FFFFFFF, where))  # among the lanes that hold `value`
     while i < end:
         broken += x[i] * np.float32(0)
         if x[i] > value:
@@ -52,11 +37,3 @@ def survey(x, first, end, largest, places, at):
         i += 1
     largest[at] = value + broken
     places[at] = place
-
-
-@kernel
-def first_of(best, where, value):
-    """The smallest of the indices in the lanes that hold `value`."""
-    most = splat_i32(np.int32(0x7FFFFFFF))
-    candidates = select(less(best, splat(value)), as_float(most), where)
-    return min_lanes_i32(as_bits(candidates))

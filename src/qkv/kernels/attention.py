@@ -24,30 +24,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.kernels.kvcache import KV_F16, KV_F32, KV_INT8, NUMBER_BYTES, keys_offset, read_block
-from qkv.kernels.simd import (
-    add,
-    divide,
-    exp,
-    f32x8,
-    f32x16,
-    first_lane,
-    fma,
-    lane_numbers,
-    less_i32,
-    load,
-    max_lanes,
-    maximum,
-    multiply,
-    select,
-    splat,
-    splat_i32,
-    store,
-    subtract,
-    sum_lanes,
-    zeros,
-)
+from qkv.kernels.memory import load, store, zeros
+from qkv.kernels.simd import exp, first_lane, fma, lane_numbers, max_lanes, maximum, select, splat, sum_lanes
 from qkv.kernels.sizes import BLOCK, GROUP
 from qkv.kernels.sums import WIDE_ROWS, add_term, load_sums, store_sums
+from qkv.kernels.values import f32x8, f32x16
 from qkv.runtime.jit import kernel
 
 CHUNK_BLOCKS = 16
@@ -129,13 +110,13 @@ def scratch_regions(d, rows):
 @kernel
 def mask(scratch, scores, first, last, scale):
     """Scale a block's 32 scores; those outside first … last become -inf. Returns the largest."""
-    largest = splat(LOWEST)
+    largest = splat(f32x8, LOWEST)
     for i in range(0, BLOCK, 8):
-        s = multiply(load(f32x8, scratch, scores + i), splat(scale))
+        s = load(f32x8, scratch, scores + i) * scale
         if first > 0 or last < BLOCK - 1:
-            j = add(lane_numbers(), splat_i32(np.int32(i)))
-            s = select(less_i32(splat_i32(np.int32(last)), j), splat(MINUS_INFINITY), s)
-            s = select(less_i32(j, splat_i32(np.int32(first))), splat(MINUS_INFINITY), s)
+            j = lane_numbers() + i
+            s = select(j > last, MINUS_INFINITY, s)
+            s = select(j < first, MINUS_INFINITY, s)
         store(scratch, scores + i, s)
         largest = maximum(s, largest)
     return max_lanes(largest)
@@ -144,21 +125,21 @@ def mask(scratch, scores, first, last, scale):
 @kernel
 def weigh(scratch, scores, m):
     """Turn a block's 32 scores into e^(s - m), which is exactly 0 for s = -inf. Returns their sum."""
-    w0 = exp(subtract(load(f32x8, scratch, scores), splat(m)))
-    w1 = exp(subtract(load(f32x8, scratch, scores + 8), splat(m)))
-    w2 = exp(subtract(load(f32x8, scratch, scores + 16), splat(m)))
-    w3 = exp(subtract(load(f32x8, scratch, scores + 24), splat(m)))
+    w0 = exp(load(f32x8, scratch, scores) - m)
+    w1 = exp(load(f32x8, scratch, scores + 8) - m)
+    w2 = exp(load(f32x8, scratch, scores + 16) - m)
+    w3 = exp(load(f32x8, scratch, scores + 24) - m)
     store(scratch, scores, w0)
     store(scratch, scores + 8, w1)
     store(scratch, scores + 16, w2)
     store(scratch, scores + 24, w3)
-    return sum_lanes(add(add(w0, w1), add(w2, w3)))
+    return sum_lanes((w0 + w1) + (w2 + w3))
 
 
 @kernel
 def exp_of(x):
     """e^x of one number, with the bits it has in a vector."""
-    return first_lane(exp(splat(x)))
+    return first_lane(exp(splat(f32x8, x)))
 
 
 @kernel
@@ -275,7 +256,7 @@ def clear_states(array, at, rows, d):
     for r in range(rows):
         state = at + r * state_size(d)
         for i in range(0, state_size(d), 8):
-            store(array, state + i, splat(np.float32(0)))
+            store(array, state + i, splat(f32x8, 0))
         array[state + padded(d)] = LOWEST
 
 
@@ -291,8 +272,8 @@ def join(array, into, other, later, d):
     m = m_later if m_later > m_into else m_into
     decay_into, decay_later = exp_of(m_into - m), exp_of(m_later - m)
     for i in range(0, size, 8):
-        o = multiply(load(f32x8, array, into + i), splat(decay_into))
-        store(array, into + i, fma(load(f32x8, other, later + i), splat(decay_later), o))
+        o = load(f32x8, array, into + i) * decay_into
+        store(array, into + i, fma(load(f32x8, other, later + i), decay_later, o))
     array[into + size] = m
     array[into + size + 1] = array[into + size + 1] * decay_into + other[later + size + 1] * decay_later
 
@@ -300,9 +281,9 @@ def join(array, into, other, later, d):
 @kernel
 def write_output(array, state, d, out, out_at):
     """o / l of a finished row → out[out_at : out_at + d]."""
-    total = splat(array[state + padded(d) + 1])
+    total = array[state + padded(d) + 1]
     for i in range(0, d, 8):
-        store(out, out_at + i, divide(load(f32x8, array, state + i), total))
+        store(out, out_at + i, load(f32x8, array, state + i) / total)
 
 
 # ------------------------------------------------------------------------------------------ one tile
@@ -319,7 +300,7 @@ def load_queries(q, q_at, q_stride, tokens, group, d, scratch, queries):
                 if g < group:
                     store(scratch, row + i, load(f32x8, q, q_at + t * q_stride + g * d + i))
                 else:
-                    store(scratch, row + i, splat(np.float32(0)))
+                    store(scratch, row + i, splat(f32x8, 0))
 
 
 @kernel

@@ -33,8 +33,8 @@ from numba.core import types
 from numpy.typing import NDArray
 
 from qkv.errors import ParameterError
-from qkv.kernels.memory import emitted
-from qkv.kernels.simd import bf16_to_float, f32x8, first_lane, half_to_float, spread, u16x8
+from qkv.kernels.memory import emitted, spread
+from qkv.kernels.simd import bf16_to_float, first_lane, half_to_float
 from qkv.kernels.sizes import (
     ALIGNMENT,
     BF16,
@@ -49,7 +49,7 @@ from qkv.kernels.sizes import (
     aligned,
     segments,
 )
-from qkv.kernels.values import Value, constant
+from qkv.kernels.values import Value, constant, f32x8, u16x8
 from qkv.runtime.jit import inlined, kernel
 
 

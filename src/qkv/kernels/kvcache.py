@@ -21,31 +21,14 @@ import numpy as np
 from numba.core.types import float32
 
 from qkv.kernels.isa import ISA
-from qkv.kernels.memory import Index, Memory, emitted
-from qkv.kernels.simd import (
-    absolute,
-    f32x8,
-    f32x16,
-    float_to_half,
-    load,
-    max_lanes,
-    maximum,
-    minimum,
-    multiply,
-    narrow,
-    prefetch,
-    round_to_int,
-    splat,
-    splat_i32,
-    store,
-)
+from qkv.kernels.memory import Index, Memory, emitted, load, prefetch, store
+from qkv.kernels.simd import absolute, float_to_half, inverse, max_lanes, maximum, minimum, narrow, round_to_int, splat
 from qkv.kernels.sizes import BLOCK, CACHE_KINDS, GROUP
-from qkv.kernels.values import Value, i8x16, u16x16
+from qkv.kernels.values import Value, f32x8, f32x16, i8x16, u16x16
 from qkv.runtime.jit import kernel
 
 KV_F32, KV_F16, KV_INT8 = range(len(CACHE_KINDS))
 
-SMALLEST_NORMAL = np.float32(2.0**-126)
 LARGEST_HALF = np.float32(65504)
 NUMBER_BYTES = {KV_F32: 4, KV_F16: 2, KV_INT8: 1}
 
@@ -71,13 +54,6 @@ def keys_offset(pool, block, layer, head):
 # ------------------------------------------------------------------------------------------ writing one position
 
 
-@emitted()
-def store_every(array: Memory, index: Index, step: Index, vector: Value) -> None:
-    """`store_every(array, i, step, vector)`: write the lanes apart, lane l at array[i + l·step], as a column."""
-    for lane in range(vector.lanes):
-        array.store(index + step * lane, vector.lane(lane))
-
-
 @kernel
 def ask_for_keys(pool, at):
     """Ask for the memory that `write_key` will touch: one line for each dimension, far slower one after another."""
@@ -86,68 +62,68 @@ def ask_for_keys(pool, at):
         prefetch(pool.bytes, at + i * step)
 
 
-@kernel
-def write_key(pool, at, slot, k, k_at):
-    """Store k[k_at : k_at + d] as position `slot` (0…31) of the block whose keys begin at byte `at`.
-
-    Returns the largest magnitude, as `write_value` does: of an f16 cache only, since the others hold every number.
-    """
-    d = pool.head_dim
-    largest = splat(np.float32(0))
-    if pool.kind == KV_INT8:
-        for g in range(d // GROUP):
-            scale = group_scale(k, k_at + g * GROUP)
-            pool.floats[(at + BLOCK * d) // 4 + g * BLOCK + slot] = scale
-            for i in range(g * GROUP, (g + 1) * GROUP, 8):
-                store_every(pool.bytes, at + i * BLOCK + slot, BLOCK, quantized(k, k_at + i, scale))
-        return np.float32(0)
-    for i in range(0, d, 8):
-        values = load(f32x8, k, k_at + i)
-        if pool.kind == KV_F32:
-            store_every(pool.bytes, at + (i * BLOCK + slot) * 4, BLOCK * 4, values)
-        else:
-            store_every(pool.bytes, at + (i * BLOCK + slot) * 2, BLOCK * 2, float_to_half(values))
-            largest = maximum(absolute(values), largest)
-    return max_lanes(largest)
+@emitted()
+def store_every(array: Memory, index: Index, step: Index, vector: Value) -> None:
+    """`store_every(array, i, step, vector)`: write the lanes apart, lane l at array[i + l·step], as a column."""
+    for lane in range(vector.lanes):
+        array.store(index + step * lane, vector.lane(lane))
 
 
-@kernel
-def write_value(pool, at, slot, v, v_at):
-    """Store v[v_at : v_at + d] as position `slot` of the block whose values begin at byte `at`: see `write_key`."""
-    d = pool.head_dim
-    largest = splat(np.float32(0))
-    if pool.kind == KV_INT8:
-        for g in range(d // GROUP):
-            scale = group_scale(v, v_at + g * GROUP)
-            pool.floats[(at + BLOCK * d) // 4 + slot * (d // GROUP) + g] = scale
-            for i in range(g * GROUP, (g + 1) * GROUP, 8):
-                store(pool.bytes, at + slot * d + i, quantized(v, v_at + i, scale))
-        return np.float32(0)
-    for i in range(0, d, 8):
-        values = load(f32x8, v, v_at + i)
-        if pool.kind == KV_F32:
-            store(pool.bytes, at + (slot * d + i) * 4, values)
-        else:
-            store(pool.bytes, at + (slot * d + i) * 2, float_to_half(values))
-            largest = maximum(absolute(values), largest)
-    return max_lanes(largest)
+@emitted()
+def store_row(array: Memory, index: Index, step: Index, vector: Value) -> None:
+    """The same for a `step` of one number: the lanes lie side by side."""
+    array.store(index, vector)
+
+
+def _writer(as_column: bool) -> Any:
+    put = store_every if as_column else store_row
+
+    @kernel
+    def write(pool, at, slot, x, x_at):
+        """Store x[x_at : x_at + d] as position `slot` (0…31) of the block whose keys, or values, begin at byte `at`.
+
+        Returns the largest magnitude: of an f16 cache only, since the others hold every number.
+        """
+        d = pool.head_dim
+        scales = (at + BLOCK * d) // 4
+        first, first_scale, step = slot * d, scales + slot * (d // GROUP), 1
+        if as_column:
+            first, first_scale, step = slot, scales + slot, BLOCK
+        largest = to_steps = splat(f32x8, 0)
+        for i in range(0, d, 8):
+            numbers, place = load(f32x8, x, x_at + i), first + i * step
+            if pool.kind == KV_F32:
+                put(pool.bytes, at + place * 4, step * 4, numbers)
+            elif pool.kind == KV_F16:
+                put(pool.bytes, at + place * 2, step * 2, float_to_half(numbers))
+                largest = maximum(absolute(numbers), largest)
+            else:
+                if i % GROUP == 0:
+                    scale = group_scale(x, x_at + i)
+                    pool.floats[first_scale + i // GROUP * step] = scale
+                    to_steps = inverse(splat(f32x8, scale))
+                put(pool.bytes, at + place, step, clamped_bytes(numbers * to_steps))
+        return max_lanes(largest)
+
+    return write
+
+
+write_key, write_value = _writer(True), _writer(False)
 
 
 @kernel
 def group_scale(x, at):
     """max|x| / 127 over a group of 32 numbers."""
-    largest = splat(np.float32(0))
+    largest = splat(f32x8, 0)
     for i in range(0, GROUP, 8):
         largest = maximum(absolute(load(f32x8, x, at + i)), largest)
     return max_lanes(largest) / np.float32(127)
 
 
 @kernel
-def quantized(x, at, scale):
-    """x[at : at + 8] / scale as int8, rounded to nearest even; zeros for a scale of 0."""
-    inverse = np.float32(0) if scale < SMALLEST_NORMAL else np.float32(1) / scale
-    q = round_to_int(multiply(load(f32x8, x, at), splat(inverse)))
-    return narrow(maximum(minimum(q, splat_i32(np.int32(127))), splat_i32(np.int32(-127))))
+def clamped_bytes(x):
+    """x as int8 within ±127, rounded to nearest even."""
+    return narrow(maximum(minimum(round_to_int(x), 127), -127))
 
 
 # ------------------------------------------------------------------------------------------ reading

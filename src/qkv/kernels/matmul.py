@@ -22,15 +22,30 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from qkv.kernels import simd
 from qkv.kernels.formats import quant_bytes
 from qkv.kernels.isa import ISA
+from qkv.kernels.memory import load, store, store_lanes, zeros
 from qkv.kernels.panels import FEW_TOKENS, panel_product
-from qkv.kernels.simd import f32x8, load, store, zeros
+from qkv.kernels.simd import (
+    absolute,
+    as_bits,
+    as_float,
+    first_lane,
+    lane_numbers,
+    max_lanes,
+    maximum,
+    minimum,
+    narrow,
+    round_to_int,
+    second_of_lanes,
+    select,
+    splat,
+    sum_lanes,
+    where_not_zero,
+)
 from qkv.kernels.sizes import BF16, F32, FORMATS, GROUP, INT4, INT4M, INT8, ROWS, SCALE_BYTES
 from qkv.kernels.tiles import BIAS4, BIAS8, DENSE_STEP, INFO, OUTLIER, TOTAL, dense_step, group_step, store_tile
+from qkv.kernels.values import f32x8, i32x8
 from qkv.runtime.jit import inlined, kernel
 
 TOKEN_CHUNK = 64
@@ -53,44 +68,41 @@ def quantize_groups(x, x_at, xq, xs, xinfo, first, end):
     for i in range(first, end):
         at = x_at + i * GROUP
         largest, second = two_largest(
-            simd.absolute(load(f32x8, x, at)),
-            simd.absolute(load(f32x8, x, at + 8)),
-            simd.absolute(load(f32x8, x, at + 16)),
-            simd.absolute(load(f32x8, x, at + 24)),
+            as_bits(absolute(load(f32x8, x, at))),
+            as_bits(absolute(load(f32x8, x, at + 8))),
+            as_bits(absolute(load(f32x8, x, at + 16))),
+            as_bits(absolute(load(f32x8, x, at + 24))),
         )
-        zero = simd.splat(np.float32(0))
-        d = simd.divide(simd.as_float(simd.splat_i32(largest)), simd.splat(np.float32(32767)))
-        d = simd.maximum(simd.divide(simd.as_float(simd.splat_i32(second)), simd.splat(np.float32(127))), d)
-        small = simd.less(d, simd.splat(np.float32(2.0**-126)))
-        inverse = simd.select(small, zero, simd.divide(simd.splat(np.float32(1)), d))
-        total = rest = where = simd.splat_i32(0)
-        for part in range(4):
-            whole = simd.round_to_int(simd.multiply(load(f32x8, x, at + 8 * part), inverse))
-            q = simd.maximum(simd.minimum(whole, simd.splat_i32(127)), simd.splat_i32(-127))
-            store(xq, i * GROUP + 8 * part, simd.narrow(q))
-            extra = simd.subtract(whole, q)
-            total, rest = simd.add(total, whole), simd.add(rest, extra)
-            column = simd.add(simd.lane_numbers(), simd.splat_i32(8 * part))
-            where = simd.add(where, simd.where_not_zero(extra, column))
-        k = simd.sum_lanes_i32(where) & 31  # where x is not finite, `where` may be anything
-        simd.store_lanes(xs, i, simd.select(small, zero, d), 1)
-        count = simd.sum_lanes_i32(total)
+        d = maximum(as_float(splat(i32x8, second)) / 127, as_float(splat(i32x8, largest)) / 32767)
+        small = d < 2.0**-126
+        to_steps = select(small, 0, 1 / d)
+        total = rest = where = splat(i32x8, 0)
+        for part in range(0, GROUP, 8):
+            whole = round_to_int(load(f32x8, x, at + part) * to_steps)
+            q = maximum(minimum(whole, 127), -127)
+            store(xq, i * GROUP + part, narrow(q))
+            extra = whole - q
+            total, rest = total + whole, rest + extra
+            where += where_not_zero(extra, lane_numbers() + part)
+        d, count = select(small, 0, d), sum_lanes(total)
+        k = sum_lanes(where) & 31  # where x is not finite, `where` may be anything
+        store_lanes(xs, i, d, 1)
         xinfo[INFO * i + BIAS4] = -8 * count
         xinfo[INFO * i + BIAS8] = -128 * count
-        xinfo[INFO * i + OUTLIER] = k << 19 | simd.sum_lanes_i32(rest) & 0xFFFF
-        xs_total = simd.multiply(simd.select(small, zero, d), simd.to_float(simd.splat_i32(np.int32(count))))
-        xinfo[INFO * i + TOTAL] = simd.max_lanes_i32(simd.as_bits(xs_total))
+        xinfo[INFO * i + OUTLIER] = k << 19 | sum_lanes(rest) & 0xFFFF
+        xinfo[INFO * i + TOTAL] = first_lane(as_bits(d * count))
 
 
 @kernel
 def two_largest(a, b, c, d):
-    """The two largest of 32 magnitudes, as bits; not-a-number is the largest of all."""
-    # As integers, the bits of magnitudes are in the order of the magnitudes.
-    a, b, c, d = simd.as_bits(a), simd.as_bits(b), simd.as_bits(c), simd.as_bits(d)
-    high, low = simd.maximum(a, b), simd.minimum(a, b)
-    low, high = simd.maximum(low, simd.minimum(high, c)), simd.maximum(high, c)
-    low, high = simd.maximum(low, simd.minimum(high, d)), simd.maximum(high, d)
-    return simd.max_lanes_i32(high), simd.second_of_lanes_i32(high, low)
+    """The two largest of 32 magnitudes, given as their bits, in four vectors; not-a-number is the largest of all.
+
+    The bits of magnitudes, taken for integers, are in the order of the magnitudes.
+    """
+    high, low = maximum(a, b), minimum(a, b)
+    low, high = maximum(low, minimum(high, c)), maximum(high, c)
+    low, high = maximum(low, minimum(high, d)), maximum(high, d)
+    return max_lanes(high), second_of_lanes(high, low)
 
 
 class Inputs(NamedTuple):

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-call"
 """From Python code that emits to functions that kernels call, and how those load and store.
 
 Addresses are an array and an index, never an integer cast to a pointer, and indices are not wrapped around as
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, get_type_hints
 
 import llvmlite.binding
@@ -54,7 +55,7 @@ class Memory:
 
         if not CHECKED:
             return Value(self.builder, load_here(), kind)
-        result = cgutils.alloca_once_value(self.builder, ir.Constant(llvm, None))  # type: ignore[no-untyped-call]
+        result = cgutils.alloca_once_value(self.builder, ir.Constant(llvm, None))
         with self.builder.if_then(self._inside(index, kind)):
             self.builder.store(load_here(), result)
         return Value(self.builder, self.builder.load(result), kind)
@@ -89,7 +90,7 @@ class Memory:
         word = ir.IntType(32)
         pointer = self._pointer(index, ir.IntType(8))
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, word, word, word])
-        ask = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")  # type: ignore[no-untyped-call]
+        ask = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
         self.builder.call(ask, [pointer, word(0), word(2), word(1)])  # to read, into the second cache, data
 
     def _pointer(self, index: Value, llvm: Any) -> Any:
@@ -130,10 +131,10 @@ Emit = Callable[..., Any]
 def emitted(result: Callable[..., Any] | None = None) -> Callable[[Emit], Any]:
     """Make a kernel function from Python code that emits it. The annotations say what a kernel passes.
 
-    `int` is a number known at compile time, `Vector` the name of a vector type, `Index` an integer, `Value` a vector,
-    `Memory` a flat array, `Sums` a tuple of tuples of vectors. `result` gives the type of what comes back, from those
-    arguments that it has in its own signature: numbers known at compile time, else types. Without it nothing comes
-    back. The Python function stays reachable as `.emit`.
+    `int` is a number known at compile time, `Vector` the name of a vector type, `Index` an integer, `Value` a vector or
+    a number, `Memory` a flat array, `Sums` a tuple of tuples of vectors. `result` gives the type of what comes back,
+    from those arguments that it has in its own signature: numbers known at compile time, else types. Without it nothing
+    comes back. The Python function stays reachable as `.emit`.
     """
 
     def decorate(emit: Emit) -> Any:
@@ -145,7 +146,7 @@ def emitted(result: Callable[..., Any] | None = None) -> Callable[[Emit], Any]:
             pairs = list(zip(wants.values(), given, strict=True))
             if not all(_ACCEPTS[want](got) for want, got in pairs):
                 return None
-            passed = [types.intp if want is Index else got for want, got in pairs]
+            passed = [_PASSED_AS[want](got) if want in _PASSED_AS else got for want, got in pairs]
             known = dict(zip(wants, map(_known, passed), strict=True))
 
             def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -158,7 +159,14 @@ def emitted(result: Callable[..., Any] | None = None) -> Callable[[Emit], Any]:
             returned = result(**{name: known[name] for name in needed}) if result else types.void
             return returned(*passed), codegen
 
-        return _intrinsic(typing, emit, list(wants))
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = [inspect.Parameter(name, kind) for name in ("context", *wants)]
+        typing.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
+        typing.__name__ = emit.__name__
+        typing.__doc__ = emit.__doc__
+        function: Any = intrinsic(typing)
+        function.emit = emit
+        return function
 
     return decorate
 
@@ -172,10 +180,11 @@ _ACCEPTS: dict[Any, Callable[[Any], bool]] = {
     int: lambda given: isinstance(given, types.IntegerLiteral),
     Vector: lambda given: isinstance(getattr(given, "instance_type", None), Vector),
     Index: lambda given: isinstance(given, types.Integer),
-    Value: lambda given: isinstance(given, Vector),
+    Value: lambda given: isinstance(given, (Vector, types.Number)),
     Memory: lambda given: isinstance(given, types.Array) and given.ndim == 1 and given.layout == "C",
     Sums: _is_sums,
 }
+_PASSED_AS: dict[Any, Callable[[Any], Any]] = {Index: lambda given: types.intp, Value: types.unliteral}
 
 
 def _known(given: Any) -> Any:
@@ -206,48 +215,6 @@ def _tuple_of(context: Any, builder: Any, sums: Sums) -> Any:
     for at, each in sums.items():
         value = builder.insert_value(value, each.ir, at)
     return value
-
-
-def operation(result: Any, *arguments: Any) -> Callable[[Emit], Any]:
-    """Make a kernel function of vectors and numbers from `emit(*values) -> value`, which stays reachable as `.emit`."""
-
-    def decorate(emit: Emit) -> Any:
-        def typing(context: Any, *given: Any) -> Any:
-            if any(isinstance(want, Vector) and want != got for want, got in zip(arguments, given, strict=True)):
-                return None
-            return result(*arguments), _codegen(emit, arguments)
-
-        return _intrinsic(typing, emit, list(inspect.signature(emit).parameters))
-
-    return decorate
-
-
-def elementwise(emit: Emit) -> Any:
-    """Make a kernel function of vectors of one and the same type, any, from `emit(*values) -> value`."""
-
-    def typing(context: Any, *given: Any) -> Any:
-        if not isinstance(given[0], Vector) or any(other != given[0] for other in given):
-            return None
-        return given[0](*given), _codegen(emit, given)
-
-    return _intrinsic(typing, emit, list(inspect.signature(emit).parameters))
-
-
-def _codegen(emit: Emit, kinds: Sequence[Any]) -> Emit:
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return emit(*(Value(builder, value, kind) for value, kind in zip(values, kinds, strict=True))).ir
-
-    return codegen
-
-
-def _intrinsic(typing: Emit, emit: Emit, names: Sequence[str]) -> Any:
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    typing.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in ("context", *names)])  # type: ignore[attr-defined]
-    typing.__name__ = emit.__name__
-    typing.__doc__ = emit.__doc__
-    function: Any = intrinsic(typing)
-    function.emit = emit
-    return function
 
 
 # ------------------------------------------------------------------------------------------ for kernels

@@ -19,17 +19,33 @@ from numba import types
 from numpy.typing import NDArray
 
 from qkv.errors import ModelFileError, ParameterError
-from qkv.kernels import simd
 from qkv.kernels.formats import MATRIX, new_arena, place
-from qkv.kernels.q4_k import BLOCK, BLOCK_BYTES, pack_q4_k_rows
-from qkv.kernels.simd import Vector, f32x8, load, store, u16x8
-from qkv.kernels.sizes import BF16, F32, GROUP, INT4, INT4M, INT8, ROWS, format_name, packed_bytes
+from qkv.kernels.memory import load, store
+from qkv.kernels.q4_k import BLOCK_BYTES, BLOCK_WEIGHTS, pack_q4_k_rows
+from qkv.kernels.simd import (
+    absolute,
+    bf16_to_float,
+    float_to_bf16,
+    float_to_half,
+    floor_to_int,
+    fma,
+    half_to_float,
+    inverse,
+    maximum,
+    minimum,
+    round_to_int,
+    select,
+    splat,
+    sum_lanes,
+    to_float,
+)
+from qkv.kernels.sizes import BF16, F32, GROUP, INT4, INT4M, INT8, ROWS, SCALE_BYTES, format_name, packed_bytes
+from qkv.kernels.values import Vector, f32x8, i32x8, u16x8
 from qkv.runtime.jit import kernel
 
 _FLOAT32, _BFLOAT16, _FLOAT16 = range(3)
 _SOURCES = {np.dtype(np.float32): _FLOAT32, np.dtype(np.uint16): _BFLOAT16, np.dtype(np.float16): _FLOAT16}
 _GGUF = {INT8: ("Q8_0", 34), INT4: ("Q4_0", 18), INT4M: ("Q4_1", 20)}  # type, bytes of a block of 32 weights
-_SMALLEST_NORMAL = np.float32(2.0**-126)
 
 u8x2 = Vector(types.uint8, 2)
 u8x4 = Vector(types.uint8, 4)
@@ -50,7 +66,7 @@ def pack(
     row, block = np.zeros(columns + ROWS, np.float32), np.zeros(columns * ROWS, np.float32)
     finite = _pack_rows(
         arena, np.array([matrix], MATRIX), first_row, _read_only_bytes(values), _SOURCES[values.dtype], values.shape[0],
-        row, block,
+        row, block, np.zeros(32, np.uint8),
     )  # fmt: skip
     if not finite:
         raise ModelFileError(
@@ -90,13 +106,13 @@ def pack_q4_k(
     ±65504, the largest float16; the matrix then needs another format.
     """
     columns = int(matrix["columns"])
-    if int(matrix["format"]) != INT4M or columns % BLOCK:
+    if int(matrix["format"]) != INT4M or columns % BLOCK_WEIGHTS:
         raise ParameterError(f"{name}: Q4_K rows of {columns} numbers cannot be packed as {format_name(matrix)}")
-    _check_range(arena, matrix, first_row, blocks.shape, columns // BLOCK * BLOCK_BYTES, name)
+    _check_range(arena, matrix, first_row, blocks.shape, columns // BLOCK_WEIGHTS * BLOCK_BYTES, name)
     if blocks.dtype != np.uint8:
         raise ParameterError(f"{name}: GGUF blocks are uint8, got {blocks.dtype}")
     _check_scales(blocks, BLOCK_BYTES, 2, name)
-    scales, words = np.zeros((2, BLOCK // GROUP * ROWS), np.float32), np.zeros(128 * ROWS, np.uint8)
+    scales, words = np.zeros((2, BLOCK_WEIGHTS // GROUP * ROWS), np.float32), np.zeros(128 * ROWS, np.uint8)
     fits: bool = pack_q4_k_rows(
         arena, np.array([matrix], MATRIX), first_row, _read_only_bytes(blocks), len(blocks), scales.reshape(-1), words
     )
@@ -117,8 +133,8 @@ def compile_all() -> None:
     arena = new_arena(packed_bytes("int8", ROWS, GROUP))
     pack(arena, matrix, 0, np.zeros((0, GROUP), np.float32))
     pack_gguf(arena, matrix, 0, np.zeros((0, _GGUF[INT8][1]), np.uint8))
-    matrix = place("int4m", ROWS, BLOCK)
-    pack_q4_k(new_arena(packed_bytes("int4m", ROWS, BLOCK)), matrix, 0, np.zeros((0, BLOCK_BYTES), np.uint8))
+    matrix = place("int4m", ROWS, BLOCK_WEIGHTS)
+    pack_q4_k(new_arena(packed_bytes("int4m", ROWS, BLOCK_WEIGHTS)), matrix, 0, np.zeros((0, BLOCK_BYTES), np.uint8))
 
 
 def _check_range(
@@ -155,33 +171,36 @@ def _read_only_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 @kernel
-def _pack_rows(arena, matrices, first_row, source, kind, count, row, block):
-    """Returns whether every number was finite. `row`, zeros, is room for one row, `block` for 8 interleaved."""
+def _pack_rows(arena, matrices, first_row, source, kind, count, row, block, rest):
+    """Returns whether every number was finite.
+
+    Scratch: `row`, zeros, has room for one row; `block` for 8, a column after the other; `rest`, zeros, for 32 bytes.
+    """
     matrix = matrices[0]
-    size = 2 if kind != _FLOAT32 else 4
-    not_finite = simd.splat(np.float32(0))
+    not_finite = splat(f32x8, 0)
     for i in range((count + ROWS - 1) // ROWS):
         for lane in range(ROWS):
             exists = i * ROWS + lane < count
             if exists:
-                _read_row(source, (i * ROWS + lane) * matrix.columns * size, kind, matrix.columns, row)
+                _read_row(source, i * ROWS + lane, kind, matrix.columns, row, rest)
             for k in range(matrix.groups * GROUP):
                 block[k * ROWS + lane] = row[k] if exists else np.float32(0)
         for k in range(matrix.columns):
-            not_finite = simd.fma(load(f32x8, block, k * ROWS), simd.splat(np.float32(0)), not_finite)
+            not_finite = fma(load(f32x8, block, k * ROWS), 0, not_finite)  # 0 · infinity is not a number
         _pack_block(arena, matrix, first_row // ROWS + i, block)
-    return simd.sum_lanes(not_finite) == np.float32(0)
+    return sum_lanes(not_finite) == np.float32(0)
 
 
 @kernel
-def _read_row(source, at, kind, columns, row):
-    """Convert one row of the file, from byte `at`, to float32."""
-    size = 2 if kind != _FLOAT32 else 4
-    whole = columns // 8 * 8
+def _read_row(source, number, kind, columns, row, rest):
+    """Convert one row of the file to float32. Its last few numbers go through `rest`: after them the file may end."""
+    size = 4 if kind == _FLOAT32 else 2
+    at, whole = number * columns * size, columns // 8 * 8
     for k in range(0, whole, 8):
         store(row, k, _floats(source, at + k * size, kind))
-    for k in range(whole, columns):
-        row[k] = simd.first_lane(_spread_float(source, at + k * size, kind))
+    for byte in range((columns - whole) * size):
+        rest[byte] = source[at + whole * size + byte]
+    store(row, whole, _floats(rest, 0, kind))
 
 
 @kernel
@@ -189,17 +208,8 @@ def _floats(source, at, kind):
     if kind == _FLOAT32:
         return load(f32x8, source, at)
     if kind == _BFLOAT16:
-        return simd.bf16_to_float(load(u16x8, source, at))
-    return simd.half_to_float(load(u16x8, source, at))
-
-
-@kernel
-def _spread_float(source, at, kind):
-    if kind == _FLOAT32:
-        return simd.spread(f32x8, source, at)
-    if kind == _BFLOAT16:
-        return simd.bf16_to_float(simd.spread(u16x8, source, at))
-    return simd.half_to_float(simd.spread(u16x8, source, at))
+        return bf16_to_float(load(u16x8, source, at))
+    return half_to_float(load(u16x8, source, at))
 
 
 @kernel
@@ -208,81 +218,56 @@ def _pack_block(arena, matrix, b, block):
     for g in range(matrix.groups):
         tile = b * matrix.groups + g
         at = g * GROUP * ROWS
+        scales, minimums = matrix.scales + tile * SCALE_BYTES, matrix.minimums + tile * SCALE_BYTES
         if matrix.format == F32:
             for k in range(GROUP):
                 store(arena, matrix.quants + (tile * GROUP + k) * 32, load(f32x8, block, at + k * ROWS))
         elif matrix.format == BF16:
             for k in range(GROUP):
-                bits = simd.float_to_bf16(load(f32x8, block, at + k * ROWS))
+                bits = float_to_bf16(load(f32x8, block, at + k * ROWS))
                 store(arena, matrix.quants + (tile * GROUP + k) * 16, bits)
         elif matrix.format == INT8:
-            _pack_int8(arena, matrix.quants + tile * 256, matrix.scales + tile * 16, block, at)
+            _pack_int8(arena, matrix.quants + tile * 256, scales, block, at)
         elif matrix.format == INT4:
-            _pack_int4(arena, matrix.quants + tile * 128, matrix.scales + tile * 16, block, at)
+            _pack_int4(arena, matrix.quants + tile * 128, scales, block, at)
         else:
-            _pack_int4m(
-                arena, matrix.quants + tile * 128, matrix.scales + tile * 16, matrix.minimums + tile * 16, block, at
-            )
-
-
-@kernel
-def _inverse(d):
-    """1/d, or 0 where |d| is too small to have an inverse."""
-    too_small = simd.less(simd.absolute(d), simd.splat(_SMALLEST_NORMAL))
-    return simd.select(too_small, simd.splat(np.float32(0)), simd.divide(simd.splat(np.float32(1)), d))
+            _pack_int4m(arena, matrix.quants + tile * 128, scales, minimums, block, at)
 
 
 @kernel
 def _round_half_away(x):
     """The nearest int32, ties away from zero: how GGUF's Q8_0 rounds."""
-    magnitude = simd.absolute(x)
-    whole = simd.to_float(simd.floor_to_int(magnitude))
-    low = simd.less(simd.subtract(magnitude, whole), simd.splat(np.float32(0.5)))
-    rounded = simd.select(low, whole, simd.add(whole, simd.splat(np.float32(1))))
-    negative = simd.less(x, simd.splat(np.float32(0)))
-    return simd.round_to_int(simd.select(negative, simd.subtract(simd.splat(np.float32(0)), rounded), rounded))
+    magnitude = absolute(x)
+    whole = to_float(floor_to_int(magnitude))
+    rounded = select(magnitude - whole < 0.5, whole, whole + 1)
+    return round_to_int(select(x < 0, 0 - rounded, rounded))
 
 
 @kernel
 def _pack_int8(arena, quants, scales, block, at):
-    largest = simd.splat(np.float32(0))
+    largest = splat(f32x8, 0)
     for k in range(GROUP):
-        largest = simd.maximum(simd.absolute(load(f32x8, block, at + k * ROWS)), largest)
-    d = simd.divide(largest, simd.splat(np.float32(127)))
-    inverse = _inverse(d)
-    store(arena, scales, simd.float_to_half(d))
+        largest = maximum(absolute(load(f32x8, block, at + k * ROWS)), largest)
+    d = largest / 127
+    steps = inverse(d)
+    store(arena, scales, float_to_half(d))
     for j in range(GROUP // 4):
-        word = simd.splat_i32(0)
+        word = splat(i32x8, 0)
         for t in range(4):
-            q = _round_half_away(simd.multiply(load(f32x8, block, at + (4 * j + t) * ROWS), inverse))
-            byte = simd.bit_and(q, simd.splat_i32(255))
-            word = simd.bit_or(word, simd.shift_left(byte, simd.splat_i32(8 * t)))
+            q = _round_half_away(load(f32x8, block, at + (4 * j + t) * ROWS) * steps)
+            word |= (q & 255) << 8 * t
         store(arena, quants + 32 * j, word)
-
-
-@kernel
-def _clamped_nibble(q):
-    return simd.maximum(simd.splat_i32(0), simd.minimum(simd.splat_i32(15), q))
 
 
 @kernel
 def _pack_int4(arena, quants, scales, block, at):
-    largest = simd.splat(np.float32(0))
+    largest = splat(f32x8, 0)
     for k in range(GROUP):
         w = load(f32x8, block, at + k * ROWS)
-        largest = simd.select(simd.less(simd.absolute(largest), simd.absolute(w)), w, largest)
-    d = simd.divide(largest, simd.splat(np.float32(-8)))
-    inverse = _inverse(d)
-    middle = simd.splat(np.float32(8.5))
-    store(arena, scales, simd.float_to_half(d))
-    for j in range(GROUP // 8):
-        word = simd.splat_i32(0)
-        for t in range(8):  # 4 lower halves of bytes, then 4 upper halves
-            k = 4 * j + t % 4 + t // 4 * 16
-            w = load(f32x8, block, at + k * ROWS)
-            q = _clamped_nibble(simd.floor_to_int(simd.add(simd.multiply(w, inverse), middle)))
-            word = simd.bit_or(word, simd.shift_left(q, simd.splat_i32(8 * (t % 4) + t // 4 * 4)))
-        store(arena, quants + 32 * j, word)
+        largest = select(absolute(largest) < absolute(w), w, largest)
+    d = largest / -8
+    store(arena, scales, float_to_half(d))
+    _pack_nibbles(arena, quants, block, at, splat(f32x8, 0), d, 8.5)
 
 
 @kernel
@@ -291,21 +276,24 @@ def _pack_int4m(arena, quants, scales, minimums, block, at):
     highest = lowest
     for k in range(1, GROUP):
         w = load(f32x8, block, at + k * ROWS)
-        lowest = simd.minimum(w, lowest)
-        highest = simd.maximum(w, highest)
-    d = simd.divide(simd.subtract(highest, lowest), simd.splat(np.float32(15)))
-    inverse = _inverse(d)
-    half = simd.splat(np.float32(0.5))
-    store(arena, scales, simd.float_to_half(d))
-    store(arena, minimums, simd.float_to_half(lowest))
+        lowest = minimum(w, lowest)
+        highest = maximum(w, highest)
+    d = (highest - lowest) / 15
+    store(arena, scales, float_to_half(d))
+    store(arena, minimums, float_to_half(lowest))
+    _pack_nibbles(arena, quants, block, at, lowest, d, 0.5)
+
+
+@kernel
+def _pack_nibbles(arena, quants, block, at, origin, d, shift):
+    """q = ⌊(w - origin)/d + shift⌋ within 0 … 15: two of a row in each byte, 16 columns apart."""
+    steps = inverse(d)
     for j in range(GROUP // 8):
-        word = simd.splat_i32(0)
-        for t in range(8):
+        word = splat(i32x8, 0)
+        for t in range(8):  # 4 lower halves of bytes, then 4 upper halves
             k = 4 * j + t % 4 + t // 4 * 16
-            w = load(f32x8, block, at + k * ROWS)
-            steps = simd.multiply(simd.subtract(w, lowest), inverse)
-            q = _clamped_nibble(simd.floor_to_int(simd.add(steps, half)))
-            word = simd.bit_or(word, simd.shift_left(q, simd.splat_i32(8 * (t % 4) + t // 4 * 4)))
+            q = floor_to_int((load(f32x8, block, at + k * ROWS) - origin) * steps + shift)
+            word |= maximum(minimum(q, 15), 0) << 8 * (t % 4) + t // 4 * 4
         store(arena, quants + 32 * j, word)
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from qkv.kernels.simd import add, divide, exp, f32x8, fma, load, multiply, splat, store, subtract, sum_lanes
+from qkv.kernels.memory import load, store
+from qkv.kernels.simd import exp, fma, splat, sum_lanes
+from qkv.kernels.values import f32x8
 from qkv.runtime.jit import kernel
 
 
@@ -17,7 +19,7 @@ from qkv.runtime.jit import kernel
 def add_row(x, x_at, y, y_at, size):
     """x += y, over `size` numbers: the residual connection, or a bias."""
     for i in range(0, size, 8):
-        store(x, x_at + i, add(load(f32x8, x, x_at + i), load(f32x8, y, y_at + i)))
+        store(x, x_at + i, load(f32x8, x, x_at + i) + load(f32x8, y, y_at + i))
 
 
 @kernel
@@ -30,14 +32,13 @@ def copy_row(source, source_at, target, target_at, size):
 @kernel
 def rms_norm_row(x, x_at, n, size, weights, weights_at, eps, out, out_at):
     """x / √(mean(x²) + ε) · weight → out, for the n numbers of a row padded to `size` (the mean is over n)."""
-    squares = splat(np.float32(0))
+    squares = splat(f32x8, 0)
     for i in range(0, size, 8):
         v = load(f32x8, x, x_at + i)
         squares = fma(v, v, squares)
-    factor = splat(np.float32(1) / np.sqrt(sum_lanes(squares) / np.float32(n) + eps))
+    factor = np.float32(1) / np.sqrt(sum_lanes(squares) / np.float32(n) + eps)
     for i in range(0, size, 8):
-        normed = multiply(load(f32x8, x, x_at + i), factor)
-        store(out, out_at + i, multiply(normed, load(f32x8, weights, weights_at + i)))
+        store(out, out_at + i, load(f32x8, x, x_at + i) * factor * load(f32x8, weights, weights_at + i))
 
 
 @kernel
@@ -47,15 +48,14 @@ def rope_row(x, at, d, cos, sin, rotation_at):
     for i in range(0, half, 8):
         first, second = load(f32x8, x, at + i), load(f32x8, x, at + half + i)
         c, s = load(f32x8, cos, rotation_at + i), load(f32x8, sin, rotation_at + i)
-        store(x, at + i, subtract(multiply(first, c), multiply(second, s)))
-        store(x, at + half + i, add(multiply(second, c), multiply(first, s)))
+        store(x, at + i, first * c - second * s)
+        store(x, at + half + i, second * c + first * s)
 
 
 @kernel
 def swiglu_row(gate, gate_at, up, up_at, size, out, out_at):
     """silu(gate) · up → out, with silu(g) = g / (1 + e^-g)."""
-    one, zero = splat(np.float32(1)), splat(np.float32(0))
     for i in range(0, size, 8):
         g = load(f32x8, gate, gate_at + i)
-        silu = divide(g, add(one, exp(subtract(zero, g))))
-        store(out, out_at + i, multiply(silu, load(f32x8, up, up_at + i)))
+        silu = g / (1 + exp(0 - g))
+        store(out, out_at + i, silu * load(f32x8, up, up_at + i))

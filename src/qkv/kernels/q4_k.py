@@ -10,14 +10,14 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from qkv.kernels import simd
 from qkv.kernels.formats import read_half
-from qkv.kernels.memory import load, operation, store
+from qkv.kernels.memory import load, store
+from qkv.kernels.simd import absolute, float_to_half, max_lanes, maximum, splat
 from qkv.kernels.sizes import ROWS
-from qkv.kernels.values import Vector, f32x8, i32x8
+from qkv.kernels.values import Vector, f32x8, u32x8
 from qkv.runtime.jit import kernel
 
-BLOCK, BLOCK_BYTES = 256, 144
+BLOCK_WEIGHTS, BLOCK_BYTES = 256, 144
 GROUPS = 8
 _LARGEST_HALF = np.float32(65504)
 
@@ -29,7 +29,7 @@ def pack_q4_k_rows(arena, matrices, first_row, source, count, scales, words):
     """Returns whether all scales fit float16. Scratch: float32 [scale or minimum, group, row], bytes [word, row, 4]."""
     matrix = matrices[0]
     blocks = matrix.groups // GROUPS
-    largest = simd.splat(np.float32(0))
+    largest = splat(f32x8, 0)
     for i in range((count + ROWS - 1) // ROWS):
         for b in range(blocks):
             for lane in range(ROWS):
@@ -47,11 +47,11 @@ def pack_q4_k_rows(arena, matrices, first_row, source, count, scales, words):
             tile = (first_row // ROWS + i) * matrix.groups + b * GROUPS
             for g in range(GROUPS):
                 d, m = load(f32x8, scales, g * ROWS), load(f32x8, scales, (GROUPS + g) * ROWS)
-                largest = simd.maximum(simd.absolute(d), simd.maximum(simd.absolute(m), largest))
-                store(arena, matrix.scales + (tile + g) * 16, simd.float_to_half(d))
-                store(arena, matrix.minimums + (tile + g) * 16, simd.float_to_half(m))
+                largest = maximum(absolute(d), maximum(absolute(m), largest))
+                store(arena, matrix.scales + (tile + g) * 16, float_to_half(d))
+                store(arena, matrix.minimums + (tile + g) * 16, float_to_half(m))
             _rearrange(arena, matrix.quants + tile * 128, words)
-    return simd.max_lanes(largest) <= _LARGEST_HALF
+    return max_lanes(largest) <= _LARGEST_HALF
 
 
 @kernel
@@ -73,24 +73,14 @@ def _read_scales(source, at, lane, scales):
         scales[(GROUPS + g) * ROWS + lane] = -(dmin * np.float32(minimum))
 
 
-@operation(i32x8, i32x8)
-def _upper_nibbles(a):
-    """The upper 4 bits of every byte, moved to the lower 4."""
-    return (a >> 4) & 0x0F0F0F0F
-
-
 @kernel
 def _rearrange(arena, quants, words):
     """Q4_K has two groups side by side: in 32 bytes, group 2p in the lower 4 bits, group 2p+1 in the upper. Our tiles
     have the two halves of one group so. Lanes are rows, each with 4 bytes."""
-    lower = simd.splat_i32(0x0F0F0F0F)
-    upper = simd.splat_i32(-0x0F0F0F10)  # 0xF0F0F0F0
+    lower, upper = 0x0F0F0F0F, 0xF0F0F0F0
     for p in range(GROUPS // 2):
         for j in range(4):
-            first = load(i32x8, words, (8 * p + j) * 32)
-            second = load(i32x8, words, (8 * p + 4 + j) * 32)
-            even = simd.shift_left(simd.bit_and(second, lower), simd.splat_i32(4))
-            even = simd.bit_or(simd.bit_and(first, lower), even)
-            odd = simd.bit_or(_upper_nibbles(first), simd.bit_and(second, upper))
-            store(arena, quants + 256 * p + 32 * j, even)
-            store(arena, quants + 256 * p + 128 + 32 * j, odd)
+            first = load(u32x8, words, (8 * p + j) * 32)
+            second = load(u32x8, words, (8 * p + 4 + j) * 32)
+            store(arena, quants + 256 * p + 32 * j, first & lower | (second & lower) << 4)
+            store(arena, quants + 256 * p + 128 + 32 * j, first >> 4 & lower | second & upper)

@@ -1,6 +1,9 @@
+# mypy: disable-error-code="no-untyped-call"
 """Arithmetic on vectors inside Numba kernels; see `values` for the types and `isa` for the modes of QKV_SIMD.
 
-    total = fma(load(f32x8, a, i), load(f32x8, b, i), total)
+    total = fma(load(f32x8, a, i), load(f32x8, b, i), total / 2)
+
+Vectors have Python's operators. A number beside a vector counts for every lane, as a number of the vector's type.
 
 Two rules hold everywhere, so that modes and processors agree on every bit: comparisons and selections are spelled
 out (`minimum(a, b)` is `a if a < b else b`), and rounding is to the nearest, ties to even.
@@ -8,63 +11,61 @@ out (`minimum(a, b)` is `a if a < b else b`), and rounding is to the nearest, ti
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from typing import Any
 
 from llvmlite import ir
 from numba.core import types
 from numba.core.types import float32, int8, int32, uint16, uint32
+from numba.core.typing.templates import AbstractTemplate, infer_global
+from numba.extending import lower_builtin
 
 from qkv.kernels import values
 from qkv.kernels.isa import ISA
-from qkv.kernels.memory import (
-    elementwise,
-    emitted,
-    faults,
-    load,
-    operation,
-    prefetch,
-    spread,
-    store,
-    store_lanes,
-    zeros,
-)
-from qkv.kernels.values import (
-    Value,
-    Vector,
-    f32x8,
-    f32x16,
-    i8x8,
-    i8x16,
-    i8x32,
-    i16x16,
-    i32x8,
-    mask8,
-    u8x32,
-    u16x8,
-    u16x16,
-)
+from qkv.kernels.memory import emitted
+from qkv.kernels.values import Value, Vector, i32x8
 
-__all__ = [  # from other modules, so that kernels find all of it here
-    "Vector", "f32x8", "f32x16", "faults", "i8x8", "i8x16", "i8x32", "i16x16", "i32x8", "load", "mask8", "prefetch",
-    "spread", "store", "store_lanes", "u8x32", "u16x8", "u16x16", "zeros",
-]  # fmt: skip
+# ------------------------------------------------------------------------------------------ operators
+
+_COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge)
+_ARITHMETIC = (operator.add, operator.iadd, operator.sub, operator.mul, operator.truediv)
+_BITS = (operator.and_, operator.or_, operator.ior, operator.xor, operator.lshift, operator.rshift)
+
+
+def _define(sign: Any) -> None:
+    """Give the vectors of kernels an operator: that of `Value`."""
+
+    class Typing(AbstractTemplate):
+        def generic(self, given: Any, keywords: Any) -> Any:
+            vector = next((each for each in given if isinstance(each, Vector)), None)
+            if vector is None or not all(each == vector or isinstance(each, types.Number) for each in given):
+                return None
+            result = Vector(types.boolean, vector.lanes) if sign in _COMPARISONS else vector
+            return result(*map(types.unliteral, given))
+
+    def lower(context: Any, builder: Any, signature: Any, numbers: Any) -> Any:
+        a, b = (Value(builder, number, kind) for number, kind in zip(numbers, signature.args, strict=True))
+        return sign(a if a.lanes > 1 else b.like(a), b).ir
+
+    infer_global(sign)(Typing)
+    for kinds in ((Vector, Vector), (Vector, types.Number), (types.Number, Vector)):
+        lower_builtin(sign, *kinds)(lower)
+
+
+for _sign in (*_COMPARISONS, *_ARITHMETIC, *_BITS):
+    _define(_sign)
 
 # ------------------------------------------------------------------------------------------ making and taking apart
 
 
-@operation(f32x8, types.float32)
-def splat(x: Value) -> Value:
-    """The same float32 in 8 lanes."""
-    return x.in_lanes(8)
+@emitted(lambda vector: vector)
+def splat(vector: Vector, x: Value) -> Value:
+    """`splat(f32x8, x)`: the same number in every lane."""
+    return x.to(vector.element).in_lanes(vector.lanes)
 
 
-@operation(i32x8, types.int32)
-def splat_i32(x: Value) -> Value:
-    """The same int32 in 8 lanes."""
-    return x.in_lanes(8)
-
-
-@operation(i32x8)
+@emitted(lambda: i32x8)
 def lane_numbers() -> Value:
     """0, 1, … 7."""
     return Value(None, ir.Constant(i32x8.llvm, list(range(8))), i32x8)
@@ -81,55 +82,36 @@ def _tree(a: Value, join: Callable[[Value, Value], Value]) -> Value:
     return a.lane(0)
 
 
-def _minimum(a: Value, b: Value) -> Value:
-    return values.select(a < b, a, b)
-
-
-def _maximum(a: Value, b: Value) -> Value:
-    return values.select(a > b, a, b)
-
-
-@operation(types.float32, f32x8)
+@emitted(lambda a: a.element)
 def sum_lanes(a: Value) -> Value:
     """The sum ((a0+a4)+(a2+a6)) + ((a1+a5)+(a3+a7))."""
-    return _tree(a, lambda low, high: low + high)
+    return _tree(a, operator.add)
 
 
-@operation(types.int32, i32x8)
-def sum_lanes_i32(a: Value) -> Value:
-    """The sum of the lanes."""
-    return _tree(a, lambda low, high: low + high)
-
-
-@operation(types.float32, f32x8)
+@emitted(lambda a: a.element)
 def max_lanes(a: Value) -> Value:
     """The largest lane."""
-    return _tree(a, _maximum)
+    return _tree(a, maximum.emit)
 
 
-@operation(types.int32, i32x8)
-def max_lanes_i32(a: Value) -> Value:
-    """The largest lane."""
-    return _tree(a, _maximum)
-
-
-@operation(types.int32, i32x8)
-def min_lanes_i32(a: Value) -> Value:
+@emitted(lambda a: a.element)
+def min_lanes(a: Value) -> Value:
     """The smallest lane."""
-    return _tree(a, _minimum)
+    return _tree(a, minimum.emit)
 
 
-@operation(types.int32, i32x8, i32x8)
-def second_of_lanes_i32(high: Value, low: Value) -> Value:
+@emitted(lambda high: high.element)
+def second_of_lanes(high: Value, low: Value) -> Value:
     """The second largest of 16 numbers, given as pairs: low ≤ high in each lane."""
+    larger, smaller = maximum.emit, minimum.emit
     while high.lanes > 1:
         (high_a, high_b), (low_a, low_b) = _halves(high), _halves(low)
-        low = _maximum(_minimum(high_a, high_b), _maximum(low_a, low_b))
-        high = _maximum(high_a, high_b)
+        low = larger(smaller(high_a, high_b), larger(low_a, low_b))
+        high = larger(high_a, high_b)
     return low.lane(0)
 
 
-@operation(types.float32, f32x8)
+@emitted(lambda a: a.element)
 def first_lane(a: Value) -> Value:
     """a0."""
     return a.lane(0)
@@ -137,92 +119,46 @@ def first_lane(a: Value) -> Value:
 
 # ------------------------------------------------------------------------------------------ arithmetic
 
-
-@elementwise
-def add(a: Value, b: Value) -> Value:
-    """a + b; integers wrap around."""
-    return a + b
+fma = emitted(lambda a: a)(values.fma)
 
 
-@elementwise
-def subtract(a: Value, b: Value) -> Value:
-    """a - b; integers wrap around."""
-    return a - b
-
-
-@elementwise
-def multiply(a: Value, b: Value) -> Value:
-    """a · b; integers wrap around."""
-    return a * b
-
-
-@operation(f32x8, f32x8, f32x8)
-def divide(a: Value, b: Value) -> Value:
-    """a / b."""
-    return a / b
-
-
-fma = operation(f32x8, f32x8, f32x8, f32x8)(values.fma)
-
-
-@elementwise
+@emitted(lambda a: a)
 def minimum(a: Value, b: Value) -> Value:
     """a if a < b else b."""
-    return _minimum(a, b)
+    return values.select(a < b, a, b)
 
 
-@elementwise
+@emitted(lambda a: a)
 def maximum(a: Value, b: Value) -> Value:
     """a if a > b else b."""
-    return _maximum(a, b)
+    return values.select(a > b, a, b)
 
 
-@operation(mask8, f32x8, f32x8)
-def less(a: Value, b: Value) -> Value:
-    """a < b; false where either is not a number."""
-    return a < b
+@emitted(lambda a, b: b if isinstance(b, Vector) else a)
+def select(mask: Value, a: Value, b: Value) -> Value:
+    """a where the mask holds, else b."""
+    return values.select(mask, a, b)
 
 
-@operation(mask8, i32x8, i32x8)
-def less_i32(a: Value, b: Value) -> Value:
-    """a < b."""
-    return a < b
-
-
-select = operation(f32x8, mask8, f32x8, f32x8)(values.select)
-
-
-@operation(i32x8, i32x8, i32x8)
+@emitted(lambda b: b)
 def where_not_zero(a: Value, b: Value) -> Value:
     """b where a is not 0, else 0."""
     return values.select(a.equals(0), 0, b)
 
 
-@operation(f32x8, f32x8)
+@emitted(lambda a: a)
 def absolute(a: Value) -> Value:
-    """|a|."""
+    """|a| of float32."""
     return (a.bits(int32) & 0x7FFFFFFF).bits(float32)
 
 
-@operation(i32x8, i32x8, i32x8)
-def bit_and(a: Value, b: Value) -> Value:
-    """a & b."""
-    return a & b
+@emitted(lambda a: a)
+def inverse(a: Value) -> Value:
+    """1/a, or 0 where |a| is no normal float32 and so may have no inverse."""
+    return values.select(absolute.emit(a) < 2.0**-126, 0, a.like(1) / a)
 
 
-@operation(i32x8, i32x8, i32x8)
-def bit_or(a: Value, b: Value) -> Value:
-    """a | b."""
-    return a | b
-
-
-@operation(i32x8, i32x8, i32x8)
-def shift_left(a: Value, count: Value) -> Value:
-    """a << count, for counts of 0 to 31."""
-    return a << count
-
-
-@operation(i32x8, i32x8, u8x32, i8x32)
+@emitted(lambda total: total)
 def dot_nibbles(total: Value, w: Value, x: Value) -> Value:
     """total + w0·x0 + … + w3·x3 over fours of bytes, with the instructions of the matrix products; 0 ≤ w ≤ 15."""
     return ISA.end_dot(ISA.add_dot(ISA.start_dot(w.signed, total), w, x), total)
@@ -231,13 +167,13 @@ def dot_nibbles(total: Value, w: Value, x: Value) -> Value:
 # ------------------------------------------------------------------------------------------ conversions
 
 
-@emitted(lambda: f32x8)
+@emitted(lambda a: Vector(float32, a.lanes))
 def to_float(a: Value) -> Value:
-    """Eight integers of any width as float32 (rounded to nearest above 2^24)."""
+    """Integers of any width as float32 (rounded to nearest above 2^24)."""
     return a.to(float32)
 
 
-@operation(i32x8, f32x8)
+@emitted(lambda a: Vector(int32, a.lanes))
 def round_to_int(a: Value) -> Value:
     """The nearest int32, ties to even, for |a| < 2^22.
 
@@ -246,38 +182,38 @@ def round_to_int(a: Value) -> Value:
     return (a + 12582912.0).bits(int32) - 0x4B400000
 
 
-@operation(i32x8, f32x8)
+@emitted(lambda a: Vector(int32, a.lanes))
 def floor_to_int(a: Value) -> Value:
     """The largest int32 not above a, for |a| < 2^22."""
     nearest = round_to_int.emit(a)
     return nearest - (nearest.to(float32) > a).to(int32)
 
 
-@operation(i32x8, f32x8)
+@emitted(lambda a: Vector(int32, a.lanes))
 def as_bits(a: Value) -> Value:
     """The float32 bits as int32."""
     return a.bits(int32)
 
 
-@operation(f32x8, i32x8)
+@emitted(lambda a: Vector(float32, a.lanes))
 def as_float(a: Value) -> Value:
     """The int32 bits as float32."""
     return a.bits(float32)
 
 
-@operation(i8x8, i32x8)
+@emitted(lambda a: Vector(int8, a.lanes))
 def narrow(a: Value) -> Value:
     """The low byte of each lane."""
     return a.to(int8)
 
 
-@operation(f32x8, u16x8)
+@emitted(lambda a: Vector(float32, a.lanes))
 def bf16_to_float(a: Value) -> Value:
     """bfloat16 bits are the upper half of a float32."""
     return (a.to(uint32) << 16).bits(float32)
 
 
-@operation(u16x8, f32x8)
+@emitted(lambda a: Vector(uint16, a.lanes))
 def float_to_bf16(a: Value) -> Value:
     """float32 as bfloat16 bits, rounded to nearest even. Not-a-number stays so."""
     bits = a.bits(uint32)
@@ -285,8 +221,8 @@ def float_to_bf16(a: Value) -> Value:
     return (values.select(a.is_nan(), bits | 0x400000, rounded) >> 16).to(uint16)
 
 
-half_to_float = operation(f32x8, u16x8)(ISA.half_to_float)
-float_to_half = operation(u16x8, f32x8)(ISA.float_to_half)
+half_to_float = emitted(lambda a: Vector(float32, a.lanes))(ISA.half_to_float)
+float_to_half = emitted(lambda a: Vector(uint16, a.lanes))(ISA.float_to_half)
 
 # ------------------------------------------------------------------------------------------ exp
 
@@ -300,7 +236,7 @@ _EXP_HIGHEST = 88.37626  # 2^n with n = 127 is the largest power
 _EXP_SERIES = (0.4999999403953552, 0.1666652113199234, 0.04166838899254799, 0.00836874544620514, 0.0013814539415761828)
 
 
-@operation(f32x8, f32x8)
+@emitted(lambda x: x)
 def exp(x: Value) -> Value:
     """e^x within 1 ulp or so. exp(0) = 1 exactly; 0 below -87.34 (and for -inf); constant above 88.37; NaN stays.
 

@@ -46,6 +46,7 @@ class _VectorModel(models.PrimitiveModel):
 
 f32x8 = Vector(types.float32, 8)
 i32x8 = Vector(types.int32, 8)
+u32x8 = Vector(types.uint32, 8)
 i16x16 = Vector(types.int16, 16)
 i8x32 = Vector(types.int8, 32)
 u8x32 = Vector(types.uint8, 32)
@@ -54,11 +55,10 @@ f32x16 = Vector(types.float32, 16)  # two registers where they hold 256 bits
 i8x16 = Vector(types.int8, 16)
 u16x16 = Vector(types.uint16, 16)
 u16x8 = Vector(types.uint16, 8)  # eight float16 or bfloat16 numbers, as bits
-mask8 = Vector(types.boolean, 8)
 
 
 class Value:
-    """A number or vector of an emitted kernel. The other operand may be a Python number: it counts for every lane.
+    """A number or vector of an emitted kernel. A number beside a vector counts for every lane, as one of its type.
 
     builder: llvmlite's IRBuilder, None for a constant; ir: the LLVM value; kind: a `Vector` or a Numba scalar type.
     """
@@ -86,9 +86,11 @@ class Value:
         """Whether the numbers have a sign. Truth values have none."""
         return self.is_float or bool(getattr(self.element, "signed", False))
 
-    def like(self, number: float) -> Value:
-        """The same number in every lane."""
-        return self._with(constant(self.kind, number).ir)
+    def like(self, number: Value | float) -> Value:
+        """A number in every lane, as numbers of this type. A vector of this type stays as it is."""
+        if not isinstance(number, Value):
+            return self._with(constant(self.kind, number).ir)
+        return number if number.lanes == self.lanes else number.to(self.element).in_lanes(self.lanes)
 
     def _kind(self, element: Any, lanes: int) -> Any:
         return Vector(element, lanes) if isinstance(self.kind, Vector) else element
@@ -96,12 +98,9 @@ class Value:
     def _with(self, value: Any, kind: Any = None) -> Value:
         return Value(self.builder, value, kind or self.kind)
 
-    def _operand(self, other: Value | float) -> Any:
-        return other.ir if isinstance(other, Value) else self.like(other).ir
-
     def _apply(self, instruction: str, other: Value | float) -> Value:
         builder = self.builder or (other.builder if isinstance(other, Value) else None)
-        return Value(builder, getattr(builder, instruction)(self.ir, self._operand(other)), self.kind)
+        return Value(builder, getattr(builder, instruction)(self.ir, self.like(other).ir), self.kind)
 
     def _arithmetic(self, instruction: str, other: Value | float) -> Value:
         return self._apply(f"f{instruction}" if self.is_float else instruction, other)
@@ -135,7 +134,7 @@ class Value:
 
     def _compare(self, relation: str, other: Value | float) -> Value:
         name = "fcmp_ordered" if self.is_float else "icmp_signed" if self.signed else "icmp_unsigned"
-        result = getattr(self.builder, name)(relation, self.ir, self._operand(other))
+        result = getattr(self.builder, name)(relation, self.ir, self.like(other).ir)
         return self._with(result, self._kind(types.boolean, self.lanes))
 
     def __lt__(self, other: Value | float) -> Value:
@@ -224,10 +223,11 @@ def call(name: str, kind: Any, *values: Value) -> Value:
 
 
 def fma(a: Value, b: Value, c: Value) -> Value:
-    """a·b + c, rounded once."""
-    return call(f"llvm.fma.v{a.lanes}f32", a.kind, a, b, c)
+    """a·b + c, rounded once; a is a vector."""
+    return call(f"llvm.fma.v{a.lanes}f32", a.kind, a, a.like(b), a.like(c))
 
 
-def select(mask: Value, a: Value | float, b: Value) -> Value:
-    """a where the mask holds, else b."""
-    return Value(mask.builder, mask.builder.select(mask.ir, b._operand(a), b.ir), b.kind)
+def select(mask: Value, a: Value | float, b: Value | float) -> Value:
+    """a where the mask holds, else b; one of them is a vector."""
+    vector = next(each for each in (a, b) if isinstance(each, Value) and each.lanes == mask.lanes)
+    return Value(mask.builder, mask.builder.select(mask.ir, vector.like(a).ir, vector.like(b).ir), vector.kind)

@@ -16,7 +16,9 @@ import numpy as np
 
 from qkv.errors import ParameterError
 from qkv.kernels.formats import new_arena
-from qkv.kernels.simd import add, i32x8, load, prefetch, splat_i32, sum_lanes_i32
+from qkv.kernels.memory import load, prefetch
+from qkv.kernels.simd import splat, sum_lanes
+from qkv.kernels.values import i32x8
 from qkv.progress import Progress, silent
 from qkv.runtime.jit import inlined, kernel
 from qkv.runtime.spmd import barrier, claim
@@ -113,8 +115,8 @@ def ask(numbers, at, a, b, c, d):
 @kernel
 def plus_four(sums, numbers, at, a, b, c, d):
     """Four sums, with a vector added to each."""
-    first, second = add(sums[0], load(i32x8, numbers, at + a)), add(sums[1], load(i32x8, numbers, at + b))
-    return first, second, add(sums[2], load(i32x8, numbers, at + c)), add(sums[3], load(i32x8, numbers, at + d))
+    first, second = sums[0] + load(i32x8, numbers, at + a), sums[1] + load(i32x8, numbers, at + b)
+    return first, second, sums[2] + load(i32x8, numbers, at + c), sums[3] + load(i32x8, numbers, at + d)
 
 
 @kernel
@@ -122,7 +124,7 @@ def read_all(tid, n, sync, numbers, way, sums):
     """Add up all numbers: a pass takes eight vectors, from `Way.streams` places."""
     passes, step, ahead = way[0], way[1], way[2]
     a, b, c, d, e, f, g, h = way[3], way[4], way[5], way[6], way[7], way[8], way[9], way[10]
-    none = splat_i32(0)
+    none = splat(i32x8, 0)
     low = high = (none, none, none, none)
     first = claim(sync, 0, passes * PASS)
     while first < numbers.size:
@@ -135,8 +137,7 @@ def read_all(tid, n, sync, numbers, way, sums):
             low, high = plus_four(low, numbers, i, a, b, c, d), plus_four(high, numbers, i, e, f, g, h)
             i += step
         first = claim(sync, 0, passes * PASS)
-    four = add(add(low[0], low[1]), add(low[2], low[3]))
-    sums[tid * LINE] = sum_lanes_i32(add(four, add(add(high[0], high[1]), add(high[2], high[3]))))
+    sums[tid * LINE] = sum_lanes(low[0] + low[1] + low[2] + low[3] + high[0] + high[1] + high[2] + high[3])
     barrier(sync, n)
 
 

@@ -7,17 +7,9 @@ import time
 
 import numpy as np
 
-from qkv.kernels.simd import (
-    add,
-    dot_nibbles,
-    fma,
-    i8x32,
-    load,
-    splat,
-    splat_i32,
-    store,
-    u8x32,
-)
+from qkv.kernels.memory import load, store
+from qkv.kernels.simd import dot_nibbles, fma, splat
+from qkv.kernels.values import f32x8, i8x32, i32x8, u8x32
 from qkv.measure.bandwidth import Clock, Reader
 from qkv.model.cost import Limits
 from qkv.progress import Progress, silent
@@ -56,15 +48,15 @@ def six_sums(a, x, y):
 @kernel
 def added(a, b):
     """Two times six sums, added up."""
-    low = add(add(add(a[0], a[1]), add(a[2], a[3])), add(a[4], a[5]))
-    return add(low, add(add(add(b[0], b[1]), add(b[2], b[3])), add(b[4], b[5])))
+    low = ((a[0] + a[1]) + (a[2] + a[3])) + (a[4] + a[5])
+    return low + (((b[0] + b[1]) + (b[2] + b[3])) + (b[4] + b[5]))
 
 
 @kernel
 def multiply_add(tid, n, sync, rounds, sums):
     """`CHAINS` vectors of eight numbers, each multiplied and added to `rounds` times in registers."""
-    x, y = splat(np.float32(0.5)), splat(np.float32(1))
-    v, w = splat(np.float32(tid)), splat(np.float32(1 + tid))
+    x, y = splat(f32x8, 0.5), splat(f32x8, 1)
+    v, w = splat(f32x8, tid), splat(f32x8, 1 + tid)
     a, b = (v, v, v, v, v, v), (w, w, w, w, w, w)
     for _ in range(rounds):
         a, b = six_sums(a, x, y), six_sums(b, x, y)
@@ -85,7 +77,7 @@ def six_dots(a, q, codes, at):
 @kernel
 def multiply_bytes(tid, n, sync, rounds, codes, sums):
     """`CHAINS` vectors of eight sums, to each of which 32 products of bytes are added `rounds` times."""
-    v = splat_i32(np.int32(tid))
+    v = splat(i32x8, tid)
     a = b = (v, v, v, v, v, v)
     for i in range(rounds):
         q = load(u8x32, codes, 32 * (i & 7))
