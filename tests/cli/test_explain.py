@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +14,12 @@ from qkv.cli import explain
 from qkv.cli.main import execute
 from qkv.explain import attention_cost
 from qkv.explain.trace import Heads
+from qkv.measure import attention_timing
 from qkv.model.cost import Limits
 from qkv.opened import open_model
+from qkv.runtime.team import team
+
+CACHE = os.environ.get("QKV_CACHE")
 
 
 @pytest.fixture(autouse=True)
@@ -127,3 +134,25 @@ def test_a_model_too_large_for_numpy_is_refused(smollm2: Path, monkeypatch: pyte
     monkeypatch.setattr("qkv.weights.tensor.StoredTensor.to_float32", lambda tensor: pytest.fail("nothing is read"))
     with pytest.raises(explain.QkvError, match="takes 538 MB in float32, and 1 MB of memory are free"):
         explain.trace(str(smollm2))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX signals")
+def test_ctrl_c_ends_the_measuring(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that other tests have compiled are used, on a length that does not end by itself."""
+
+    def endless(program: Any, *_: object) -> float:
+        os.kill(os.getpid(), signal.SIGINT)
+        while True:
+            team().run(program)
+
+    if CACHE is None:
+        monkeypatch.delenv("QKV_CACHE")
+    else:
+        monkeypatch.setenv("QKV_CACHE", CACHE)
+    monkeypatch.setattr(attention_timing, "fastest", endless)
+    monkeypatch.setattr(attention_cost, "measure", attention_timing.measure)
+    monkeypatch.setattr(attention_cost, "PROMPTS", [32])
+    monkeypatch.setattr(attention_cost, "CONTEXTS", [64])
+    assert execute(["explain", "cost"]) == 130
+    out, err = capsys.readouterr()
+    assert out == "" and "Traceback" not in err

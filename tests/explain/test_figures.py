@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from qkv.errors import QkvError
-from qkv.explain import attention_cost, convex, figures, heads, mask, scaling
+from qkv.explain import attention_cost, convex, figures, heads, mask, model_scaling, scaling
 from qkv.explain.attention_cost import AttentionCost, Phase
 from qkv.explain.trace import Traced
 from qkv.model.config import PRESETS
@@ -20,7 +20,7 @@ QWEN3 = PRESETS["Qwen/Qwen3-0.6B"]
 
 def scaling_of_a_model():
     config = tiny_config()
-    return scaling.compute_model(Traced(config, random_tensors(config)).trace(range(20)))
+    return model_scaling.compute(Traced(config, random_tensors(config)).trace(range(20)))
 
 
 def made_up_cost():
@@ -29,10 +29,10 @@ def made_up_cost():
 
 
 DRAWINGS = {
-    "scaling": lambda figure: scaling.draw(scaling.compute((16, 32)), figure),
-    "model": lambda figure: scaling.draw_model(scaling_of_a_model(), "a", figure),
-    "mask": lambda figure: mask.draw(mask.compute(*mask.random_heads()), figure),
-    "convex": lambda figure: convex.draw(convex.compute(*convex.random_heads()), figure),
+    "scaling": lambda figure: scaling.draw(scaling.compute((16, 32)), "a", figure),
+    "model": lambda figure: model_scaling.draw(scaling_of_a_model(), "a", figure),
+    "mask": lambda figure: mask.draw(mask.compute(*mask.random_heads()), "a", figure),
+    "convex": lambda figure: convex.draw(convex.compute(*convex.random_heads()), "a", figure),
     "heads": lambda figure: heads.draw(heads.compute(QWEN3), "a", figure),
     "cost": lambda figure: attention_cost.draw(made_up_cost(), "a", figure),
 }

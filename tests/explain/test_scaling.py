@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from qkv.explain import scaling
-from qkv.explain.scaling import compute, compute_model, entropy, gradient_norm
+from qkv.explain import model_scaling, scaling
+from qkv.explain.scaling import compute, entropy, gradient_norm
 from qkv.explain.trace import Heads, Traced
 from qkv.model.attention import softmax
 from tiny import random_tensors, tiny_config
@@ -93,7 +93,7 @@ def heads_of(seed: int, T: int, heads: int, kv_heads: int, d: int) -> Heads:
 
 def test_a_models_numbers_by_loops():
     layers = [heads_of(seed, 7, 4, 2, 6) for seed in range(3)]
-    found = compute_model(layers)
+    found = model_scaling.compute(layers)
     assert [stage.name for stage in found.stages] == ["projected", "after q/k norm", "after RoPE"]
     for index, (q_name, k_name) in enumerate([("q_projected", "k_projected"), ("q_normed", "k_normed"), ("q", "k")]):
         stage = found.stages[index]
@@ -116,7 +116,7 @@ def test_a_models_numbers_by_loops():
 
 def test_a_models_softmax_by_loops():
     heads = heads_of(9, 5, 2, 1, 8)
-    found = compute_model([heads]).softmax
+    found = model_scaling.compute([heads]).softmax
     for j, scale in enumerate((1, 8**-0.5, 1 / 8)):
         shares, largest, norms = [], [], []
         for h in range(2):
@@ -135,7 +135,7 @@ def test_a_models_softmax_by_loops():
 @pytest.mark.parametrize(("architecture", "stages"), [("qwen3", 3), ("llama", 2)])
 def test_stages_of_a_decoder(architecture, stages):
     config = tiny_config(architecture=architecture)
-    found = compute_model(Traced(config, random_tensors(config)).trace(range(20)))
+    found = model_scaling.compute(Traced(config, random_tensors(config)).trace(range(20)))
     assert len(found.stages) == stages
     first, last = found.stages[-2], found.stages[-1]
     assert last.rms_q == pytest.approx(first.rms_q, rel=1e-5)  # a rotation keeps lengths
@@ -150,7 +150,7 @@ def test_depth_and_not_training_makes_the_ratio_fall():
         name: np.ones(shape, np.float32) if len(shape) == 1 else rng.normal(0, 0.06, shape).astype(np.float32)
         for name, shape in config.parameter_shapes().items()
     }
-    found = compute_model(Traced(config, tensors).trace(rng.integers(0, 2048, 256).tolist())).stages[0]
+    found = model_scaling.compute(Traced(config, tensors).trace(rng.integers(0, 2048, 256).tolist())).stages[0]
     assert found.ratio[0] == pytest.approx(1, abs=0.05)
     assert max(found.ratio[-4:]) < 0.75
     assert found.own == pytest.approx(np.ones(12), abs=0.2)
@@ -158,14 +158,14 @@ def test_depth_and_not_training_makes_the_ratio_fall():
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_reports_fit_and_show_the_numbers(result, width):
-    text = scaling.report(result, width)
+    text = scaling.report(result, "random", width)
     assert max(map(len, text.splitlines())) <= width
     for i, d in enumerate(result.sizes):
         rows = [line.split() for line in text.splitlines() if line.startswith("1 ") and f" {d} " in line]
         assert [row[2] for row in rows] == [f"{round(result.mean[i, 1], 3) + 0.0:.3f}"]
         assert float(rows[0][3].replace(",", "")) == pytest.approx(result.variance[i, 1], rel=1e-3)
     config = tiny_config()
-    found = compute_model(Traced(config, random_tensors(config)).trace(range(20)))
-    text = scaling.report_model(found, "a model", width)
+    found = model_scaling.compute(Traced(config, random_tensors(config)).trace(range(20)))
+    text = model_scaling.report(found, "a model", width)
     assert max(map(len, text.splitlines())) <= width
     assert sum(line.startswith("layer 1 ") and "▕" not in line for line in text.splitlines()) == 1

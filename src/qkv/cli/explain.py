@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from qkv.cli import options, terminal
+from qkv.cli.bars import Bars
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
@@ -24,15 +24,6 @@ SAMPLE = (
 """What a model reads while its attention is looked at."""
 
 NARROW, WIDE = 80, 120
-
-
-@dataclass(frozen=True)
-class View:
-    """What a topic shows: text for the terminal, and plots, one above the other."""
-
-    text: str
-    draw: list[Callable[[Any], None]]
-    height: float = 4.3  # inches of each
 
 
 def explain(
@@ -66,96 +57,82 @@ def explain(
 
         figures.check_target(png)
         figure = figures.new_figure()
-    view = TOPICS[topic](model, _width(), threads)
+    views = TOPICS[topic](model, threads)
+    width = max(NARROW, min(WIDE, shutil.get_terminal_size((NARROW, 24)).columns))
     if png is not None:
-        figure.set_size_inches(13, view.height * len(view.draw))
-        for draw, part in zip(view.draw, figure.subfigures(len(view.draw), 1, squeeze=False)[:, 0], strict=True):
-            draw(part)
+        figure.set_size_inches(13, sum(7.5 if topic == "mask" else 4.3 for _ in views))
+        parts = figure.subfigures(len(views), 1, squeeze=False)[:, 0]
+        for (module, result, name), part in zip(views, parts, strict=True):
+            module.draw(result, name, part)
         figures.save(figure, png)
-    terminal.write(terminal.for_output(view.text))
+    text = "\n".join(module.report(result, name, width) for module, result, name in views)
+    terminal.write(terminal.for_output(text))
 
 
-def _scaling(model: str | None, width: int, threads: int | None) -> View:
-    from qkv.explain import scaling
+View = tuple[ModuleType, Any, str]
+"""A module of `qkv.explain`, what it computed, and the name of what that is about."""
+
+
+def _scaling(model: str | None, threads: int | None) -> list[View]:
+    from qkv.explain import model_scaling, scaling
     from qkv.opened import label
 
-    result = scaling.compute()
-    view = View(scaling.report(result, width), [lambda figure: scaling.draw(result, figure)])
-    if model is None:
-        return view
-    found = scaling.compute_model(trace(model))
-    text = f"{view.text}\n{scaling.report_model(found, label(model), width)}"
-    return View(text, [*view.draw, lambda figure: scaling.draw_model(found, label(model), figure)])
+    views: list[View] = [(scaling, scaling.compute(), "random q and k")]
+    if model is not None:
+        views.append((model_scaling, model_scaling.compute(trace(model)), label(model)))
+    return views
 
 
-def _mask(model: str | None, width: int, threads: int | None) -> View:
+def _mask(model: str | None, threads: int | None) -> list[View]:
     from qkv.explain import mask
-    from qkv.opened import label
 
     if model is None:
-        (q, k, v), source = mask.random_heads(), "random q, k and v"
-    else:
-        layer, heads = _middle(trace(model))
-        few = mask.POSITIONS
-        q, k, v = heads.q[:few, 0], heads.k[:few, 0], heads.v[:few, 0]
-        source = f"{label(model)}, layer {layer}, head 0"
-    cases = mask.compute(q, k, v)
-    return View(mask.report(cases, source, width), [lambda figure: mask.draw(cases, figure)], height=7.5)
+        return [(mask, mask.compute(*mask.random_heads()), "random q, k and v")]
+    heads, name = _middle(model)
+    few = slice(mask.POSITIONS)
+    return [(mask, mask.compute(heads.q[few, 0], heads.k[few, 0], heads.v[few, 0]), f"{name}, head 0")]
 
 
-def _convex(model: str | None, width: int, threads: int | None) -> View:
+def _convex(model: str | None, threads: int | None) -> list[View]:
     from qkv.explain import convex
-    from qkv.opened import label
 
     if model is None:
-        (q, k, v), source = convex.random_heads(), "random q, k and v; q of four sizes"
-    else:
-        layer, heads = _middle(trace(model))
-        (q, k, v), source = (heads.q, heads.k, heads.v), f"{label(model)}, layer {layer}"
-    result = convex.compute(q, k, v)
-    return View(convex.report(result, source, width), [lambda figure: convex.draw(result, figure)])
+        return [(convex, convex.compute(*convex.random_heads()), "random q, k and v; q of four sizes")]
+    heads, name = _middle(model)
+    return [(convex, convex.compute(heads.q, heads.k, heads.v), name)]
 
 
-def _heads(model: str | None, width: int, threads: int | None) -> View:
+def _heads(model: str | None, threads: int | None) -> list[View]:
     from qkv.explain import heads
     from qkv.opened import known_model
 
     known = known_model(model or options.DEFAULT_MODEL)
-    result = heads.compute(known.config)
-    return View(heads.report(result, known.label, width), [lambda figure: heads.draw(result, known.label, figure)])
+    return [(heads, heads.compute(known.config), known.label)]
 
 
-def _cost(model: str | None, width: int, threads: int | None) -> View:
-    from qkv.cli.bars import Bars
+def _cost(model: str | None, threads: int | None) -> list[View]:
     from qkv.explain import attention_cost
     from qkv.opened import known_model, thread_count
 
     known = known_model(model or options.DEFAULT_MODEL)
     with Bars() as bars:
-        result = attention_cost.compute(known.config, thread_count(threads), bars)
-    return View(
-        attention_cost.report(result, known.label, width),
-        [lambda figure: attention_cost.draw(result, known.label, figure)],
-    )
+        return [(attention_cost, attention_cost.compute(known.config, thread_count(threads), bars), known.label)]
 
 
-TOPICS: dict[str, Callable[[str | None, int, int | None], View]] = {
-    "scaling": _scaling,
-    "mask": _mask,
-    "convex": _convex,
-    "heads": _heads,
-    "cost": _cost,
-}
+TOPICS = {"scaling": _scaling, "mask": _mask, "convex": _convex, "heads": _heads, "cost": _cost}
 
 
-def _middle(layers: list[Heads]) -> tuple[int, Heads]:
-    """The layer in the middle, and its number."""
-    return len(layers) // 2, layers[len(layers) // 2]
+def _middle(model: str) -> tuple[Heads, str]:
+    """The layer in the middle of a model, and its name."""
+    from qkv.opened import label
+
+    layers = trace(model)
+    layer = len(layers) // 2
+    return layers[layer], f"{label(model)}, layer {layer}"
 
 
 def trace(model: str) -> list[Heads]:
     """Fetch a model if need be, and run it in NumPy on `SAMPLE`: q, k and v of every layer."""
-    from qkv.cli.bars import Bars
     from qkv.explain.trace import Traced
     from qkv.opened import open_model
     from qkv.runtime.memory import free_memory
@@ -175,7 +152,3 @@ def trace(model: str) -> list[Heads]:
             tensors[name] = tensor.to_float32()
         bars(f"reading {model}", len(stored), len(stored), "tensors")
     return Traced(opened.config, tensors).trace(ids)
-
-
-def _width() -> int:
-    return max(NARROW, min(WIDE, shutil.get_terminal_size((NARROW, 24)).columns))

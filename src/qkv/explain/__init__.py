@@ -1,5 +1,5 @@
 """Looking inside: what scaling, mask, values and heads do, computed on arrays or on a reference decoder.
 
-Each topic is a module with the same three functions: `compute` gives a dataclass of arrays, `report` its text for a
-terminal, `draw` its plot on a matplotlib figure.
+Each topic is a module with the same three functions: `compute` gives arrays, `report` a text for a terminal from them
+and the name of what was looked at, `draw` a plot on a matplotlib figure.
 """

@@ -74,9 +74,6 @@ def _phase(name: str, config: ModelConfig, lengths: list[int], seconds: list[flo
     )
 
 
-# ------------------------------------------------------------------------------------------ to look at
-
-
 def report(result: AttentionCost, name: str, width: int) -> str:
     """Text, tables and a plot for a terminal."""
     config, limits = result.config, result.limits
@@ -89,15 +86,16 @@ def report(result: AttentionCost, name: str, width: int) -> str:
         few runs (threads: {result.threads}). Other programs slow long runs more than short ones.""",
         width,
     )
+    most = limits.flop_per_second, limits.bytes_per_second
     for phase in (result.prefill, result.decode):
         rows = [(phase.name, "textbook", "executed", "bytes", "measured", "FLOP/s", "of max", "B/s", "of max")]
         for T, textbook, executed, size, seconds in zip(
             phase.lengths, phase.textbook, phase.executed, phase.bytes, phase.seconds, strict=True
         ):
-            operations = _rate(executed / seconds, limits.flop_per_second)
-            reading = _rate(size / seconds, limits.bytes_per_second)
             counts = si(textbook), si(executed), si(size, "B"), si(seconds, "s")
-            rows.append((f"T = {T}", *counts, *operations, *reading))
+            rates = executed / seconds, size / seconds
+            parts = [f"{100 * rate / limit:.0f} %" for rate, limit in zip(rates, most, strict=True)]
+            rows.append((f"T = {T}", *counts, si(rates[0]), parts[0], si(rates[1]), parts[1]))
         text += f"{table(rows)}measured time ~ T^{phase.exponent:.2f}\n\n"
     text += "measured seconds, bars on a logarithmic scale\n"
     text += beside([(phase.name, _times(phase, width // 2 - 2)) for phase in (result.prefill, result.decode)], width)
@@ -108,11 +106,6 @@ def report(result: AttentionCost, name: str, width: int) -> str:
         holds what it reads; then it can be faster than memory.""",
         width,
     )
-
-
-def _rate(per_second: float, limit: float) -> tuple[str, str]:
-    """A rate, and which part of the limit it is."""
-    return si(per_second), f"{100 * per_second / limit:.0f} %"
 
 
 def _times(phase: Phase, width: int) -> list[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # importing NumPy takes longer than printing a table
+    from numpy.typing import NDArray
 
-Numbers = Sequence[float] | NDArray[Any]
+    Numbers = Sequence[float] | NDArray[Any]
 
 
 def paragraph(text: str, width: int) -> str:
@@ -17,20 +18,21 @@ def paragraph(text: str, width: int) -> str:
     return textwrap.fill(" ".join(text.split()), width, break_on_hyphens=False) + "\n\n"
 
 
-def table(rows: Sequence[Sequence[str]], left: int = 1, groups: Sequence[tuple[str, int]] = ()) -> str:
-    """Rows as lines; the first `left` columns start together, the others end together. The first row is the header.
+def table(
+    rows: Sequence[Sequence[str]], left: int = 1, groups: Sequence[tuple[str, int]] = (), rule: bool = True
+) -> str:
+    """Rows as lines; the first `left` columns start together, the others end together.
 
-    groups: titles above the header and how many columns each spans, from the first column on.
+    groups: titles above the first row and how many columns each spans. rule: whether a line is under the first row.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "─" * max(map(len, lines)))
+    sides = [str.ljust if i < left else str.rjust for i in range(len(widths))]
+    lines = [
+        "  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    if rule:
+        lines.insert(1, "─" * max(map(len, lines)))
     if groups:
         titles, first = [], 0
         for title, span in groups:
@@ -99,19 +101,15 @@ def shades(matrix: Sequence[Numbers], largest: float = 1.0) -> list[str]:
 
 def beside(panels: Sequence[tuple[str, Sequence[str]]], width: int) -> str:
     """Titled panels of lines next to each other, in as many bands as `width` asks for."""
-    sized = [(max(map(len, [title, *lines])), title, lines) for title, lines in panels]
-    text, band = "", list[tuple[int, str, Sequence[str]]]()
-    for panel in [*sized, None]:
-        if panel is None or sum(size + 3 for size, _, _ in band) + panel[0] > width:
-            height = max((len(lines) for _, _, lines in band), default=0)
-            for row in range(-1, height):
-                cells = [
-                    (title if row < 0 else lines[row] if row < len(lines) else "").ljust(size)
-                    for size, title, lines in band
-                ]
-                text += "   ".join(cells).rstrip() + "\n"
-            text += "\n" if band else ""
-            band = []
-        if panel is not None:
-            band.append(panel)
+    bands: list[list[list[str]]] = []
+    for title, lines in panels:
+        size = max(map(len, [title, *lines]))
+        if not bands or sum(len(panel[0]) + 3 for panel in bands[-1]) + size > width:
+            bands.append([])
+        bands[-1].append([line.ljust(size) for line in [title, *lines]])
+    text = ""
+    for band in bands:
+        height = max(map(len, band))
+        filled = [panel + [" " * len(panel[0])] * (height - len(panel)) for panel in band]
+        text += "".join("   ".join(parts).rstrip() + "\n" for parts in zip(*filled, strict=True)) + "\n"
     return text

@@ -41,13 +41,10 @@ def random_heads(seed: int = SEED) -> tuple[Array, Array, Array]:
 def compute(q: Array, k: Array, v: Array) -> Convex:
     """Attention of q [T, H, d], k and v [T, H_kv, d], and where its outputs lie. T ≥ 2."""
     T, heads, _ = q.shape
-    o = _outputs(q, k, v)
+    o = _outputs(q, k, v)[1:]
     values = np.repeat(v, heads // v.shape[1], axis=1)
     low, high = (ufunc.accumulate(values, axis=0)[1:] for ufunc in (np.minimum, np.maximum))
-    o = o[1:]
-    beyond = np.maximum(low - o, o - high)
-    unit = np.spacing(np.maximum(np.abs(low), np.abs(high)))
-    ulps = beyond / unit
+    ulps = np.maximum(low - o, o - high) / np.spacing(np.maximum(np.abs(low), np.abs(high)))
     # A sum of i + 1 rounded products of weights whose own sum is 1 within rounding.
     slack = 4 * np.sqrt(np.arange(2, T + 1))[:, None, None]
     span = np.where(high > low, high - low, 1)
@@ -74,27 +71,23 @@ def _largest_weights(q: Array, k: Array) -> Array:
     return attention(q, k, identity).reshape(T, heads, T).max(axis=-1)
 
 
-# ------------------------------------------------------------------------------------------ to look at
-
-
-def report(result: Convex, source: str, width: int) -> str:
+def report(result: Convex, name: str, width: int) -> str:
     """Text, tables and a histogram for a terminal."""
     rows_seen, heads, _ = result.places.shape
     text = paragraph(
         f"""An output o_i = Σ_j A_ij·v_j has weights A_ij ≥ 0 that sum to 1: each of its coordinates lies between the
         smallest and the largest of that coordinate among the values v_j, j ≤ i. Here for positions 1 to {rows_seen}
-        ({source}): 0 is the smallest value, 1 the largest. A head that looks at one position copies its value, which
+        ({name}): 0 is the smallest value, 1 the largest. A head that looks at one position copies its value, which
         may lie anywhere; a head that looks at all of them averages, and averages lie in the middle.""",
         width,
     )
     rows = [["head", "largest weight", "lowest", "5 %", "median", "95 %", "highest", "outside"]]
     for h in range(heads):
-        places = result.places[:, h].ravel()
-        quantiles = np.quantile(places, [0, 0.05, 0.5, 0.95, 1])
+        quantiles = np.quantile(result.places[:, h], [0, 0.05, 0.5, 0.95, 1])
         shown = [result.weight[:, h].mean(), *quantiles]
         rows.append([f"{h}", *(f"{x:.3f}" for x in shown), f"{result.outside[h]}"])
-    text += table(rows) + "\n"
     total = result.places.size
+    text += table(rows) + "\n"
     text += paragraph(
         f"""{result.outside.sum()} of {total:,} coordinates are outside by more than rounding; the farthest is
         {result.overshoot:.1f} units in the last place beyond.""",
@@ -112,8 +105,9 @@ def report(result: Convex, source: str, width: int) -> str:
     return text + table(times)
 
 
-def draw(result: Convex, figure: Any) -> None:
+def draw(result: Convex, name: str, figure: Any) -> None:
     """Places by head, and ‖o‖ against the factor of V."""
+    figure.suptitle(name)
     places, norms = figure.subplots(1, 2, width_ratios=(2, 1))
     heads = result.places.shape[1]
     by_head = [result.places[:, h].ravel() for h in range(heads)]

@@ -48,14 +48,13 @@ def compute(config: ModelConfig) -> HeadShapes:
     hidden, heads, kv_heads, d = (
         config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
     )  # fmt: skip
-    norm = [Step("norm", "RMSNorm of each head of q and k", ("T", "heads", f"{d}"))] if config.qk_norm else []
     steps = [
         Step("x", "the residual stream, normed", ("T", f"{hidden}")),
         Step("q_proj", f"H·d = {heads}·{d}", ("T", f"{heads * d}")),
         Step("k_proj, v_proj", f"H_kv·d = {kv_heads}·{d} each", ("T", f"{kv_heads * d}")),
         Step("q", "cut into heads", ("T", f"{heads}", f"{d}")),
         Step("k, v", "cut into heads", ("T", f"{kv_heads}", f"{d}")),
-        *norm,
+        *([Step("norm", "RMSNorm of each head of q and k", ("T", "heads", f"{d}"))] if config.qk_norm else []),
         Step("RoPE", "turns q and k by their positions", ("T", "heads", f"{d}")),
         Step("scores", f"<q, k>/√{d}, for each query head", (f"{heads}", "T", "T")),
         Step("o", "Σ weights · v, for each query head", ("T", f"{heads}", f"{d}")),
@@ -63,30 +62,16 @@ def compute(config: ModelConfig) -> HeadShapes:
         Step("o_proj", f"{heads * d} → {hidden}", ("T", f"{hidden}")),
     ]
     share = config.heads_per_kv_head
-    whole = hidden % heads == 0 and hidden // heads != d
-    return HeadShapes(
-        config=config,
-        steps=steps,
-        groups=[list(range(g * share, (g + 1) * share)) for g in range(kv_heads)],
-        right=_sizes(config, d),
-        wrong=_sizes(config, hidden // heads) if whole else None,
-    )
+    groups = [list(range(g * share, (g + 1) * share)) for g in range(kv_heads)]
+    wrong = _sizes(config, hidden // heads) if hidden % heads == 0 and hidden // heads != d else None
+    return HeadShapes(config, steps, groups, _sizes(config, d), wrong)
 
 
 def _sizes(config: ModelConfig, d: int) -> Sizes:
     q_size, kv_size = config.num_attention_heads * d, config.num_key_value_heads * d
-    bytes_now = cache_bytes_per_position(config, "f16")
-    return Sizes(
-        head_dim=d,
-        q_size=q_size,
-        kv_size=kv_size,
-        parameters=config.num_hidden_layers * 2 * config.hidden_size * (q_size + kv_size),
-        cache_bytes=round(bytes_now * d / config.head_dim),
-        scale=d**-0.5,
-    )
-
-
-# ------------------------------------------------------------------------------------------ to look at
+    parameters = config.num_hidden_layers * 2 * config.hidden_size * (q_size + kv_size)
+    cache_bytes = round(cache_bytes_per_position(config, "f16") * d / config.head_dim)
+    return Sizes(d, q_size, kv_size, parameters, cache_bytes, d**-0.5)
 
 
 def report(result: HeadShapes, name: str, width: int) -> str:
@@ -160,11 +145,10 @@ def draw(result: HeadShapes, name: str, figure: Any) -> None:
     """Bars of the widths from x to o_proj, and lines from query heads to key/value heads."""
     widths, sharing = figure.subplots(1, 2)
     config, right = result.config, result.right
-    names = ["x", "q", "k", "v", "o, concatenated", "o_proj"]
+    names = ["o_proj", "o, concatenated", "v", "k", "q", "x"]
     sizes = [config.hidden_size, right.q_size, right.kv_size, right.kv_size, right.q_size, config.hidden_size]
-    colours = [GREY, COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[0], GREY]
-    drawn = widths.barh(names[::-1], sizes[::-1], color=colours[::-1])
-    widths.bar_label(drawn, [f"{size:,}" for size in sizes[::-1]], padding=3)
+    drawn = widths.barh(names, sizes, color=[GREY, COLOURS[0], COLOURS[2], COLOURS[1], COLOURS[0], GREY])
+    widths.bar_label(drawn, [f"{size:,}" for size in sizes], padding=3)
     widths.set(title=f"{name}: numbers a token has at each step", xlim=(0, 1.15 * max(sizes)))
     for g, group in enumerate(result.groups):
         middle = sum(group) / len(group)

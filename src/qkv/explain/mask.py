@@ -92,10 +92,10 @@ def _case(title: str, scores: Array, hidden: NDArray[np.bool_], v: Array, ways: 
     with np.errstate(invalid="ignore"):  # -∞ - -∞, where a row has nothing left: that is what is shown
         every = [(name, way(scores, hidden)) for name, way in ways]
         outputs = [weights @ v for _, weights in every]
-    variants = [
-        Variant(name, weights, o, float(np.max(weights, where=hidden, initial=0)), first_difference(outputs[0], o))
-        for (name, weights), o in zip(every, outputs, strict=True)
-    ]
+    variants = []
+    for (name, weights), o in zip(every, outputs, strict=True):
+        leaked = float(np.max(weights, where=hidden, initial=0))
+        variants.append(Variant(name, weights, o, leaked, first_difference(outputs[0], o)))
     return Case(title, hidden, scores, variants)
 
 
@@ -108,24 +108,18 @@ def first_difference(expected: Array, found: Array) -> Difference | None:
     return i, c, float(expected[i, c]), float(found[i, c])
 
 
-# ------------------------------------------------------------------------------------------ to look at
-
-
-def report(cases: list[Case], source: str, width: int) -> str:
+def report(cases: list[Case], name: str, width: int) -> str:
     """Text, tables and the weights as shades for a terminal."""
     T = len(cases[0].scores)
     text = paragraph(
         f"""Position i may look at positions j ≤ i. The scaled scores <q, k>/√d of the others become -∞, before the
         softmax: e^-∞ is exactly 0, so hidden weights are exactly 0 and each row sums to 1. Below, the same {T}
-        positions ({source}, float32) hidden in other ways, compared with -∞ bit by bit.""",
+        positions ({name}, float32) hidden in other ways, compared with -∞ bit by bit.""",
         width,
     )
     for number, case in enumerate(cases, 1):
         rows = [("", "row sums", "hidden weight", "first output that differs")]
-        for variant in case.variants:
-            rows.append(
-                (variant.name, _span(variant.row_sums), _text(variant.hidden_weight, ".4f"), _difference(variant))
-            )
+        rows += [(x.name, _span(x.row_sums), _text(x.hidden_weight, ".4f"), _difference(x)) for x in case.variants]
         text += f"{number}. {case.title}\n\n{table(rows, left=4)}\n"
         text += beside([_panel(variant) for variant in case.variants], width)
         text += paragraph(_comment(case), width)
@@ -158,26 +152,24 @@ def _panel(variant: Variant) -> tuple[str, list[str]]:
 
 def _comment(case: Case) -> str:
     """What the numbers of a case say; put together from the numbers."""
-    equal = [variant.name for variant in case.variants[1:] if variant.first_difference is None]
-    leaks = [variant.name for variant in case.variants if variant.hidden_weight > 0]
-    short = [variant.name for variant in case.variants if variant.row_sums.min() < 0.999]
-    nothing = [variant.name for variant in case.variants if np.isnan(variant.weights).any()]
-    says = [
-        (equal, "the same bits as -∞ (e to that power is 0 in float32)"),
-        (leaks, "weight on hidden positions"),
-        (
-            short,
-            "rows that sum to less than 1, since the denominator still counts what was hidden; outputs too small",
-        ),
-        (nothing, "NaN where a row has nothing left (-∞ minus -∞): such a row must not be asked for"),
-    ]
-    return " ".join(f"{', '.join(names)}: {what}." for names, what in says if names)
+    short = "rows that sum to less than 1, since the denominator still counts what was hidden; outputs too small"
+    says = {
+        "the same bits as -∞ (e to that power is 0 in float32)": [
+            x for x in case.variants[1:] if x.first_difference is None
+        ],
+        "weight on hidden positions": [x for x in case.variants if x.hidden_weight > 0],
+        short: [x for x in case.variants if x.row_sums.min() < 0.999],
+        "NaN where a row has nothing left (-∞ minus -∞): such a row must not be asked for": [
+            x for x in case.variants if np.isnan(x.weights).any()
+        ],
+    }
+    return " ".join(f"{', '.join(x.name for x in found)}: {what}." for what, found in says.items() if found)
 
 
-def draw(cases: list[Case], figure: Any) -> None:
+def draw(cases: list[Case], name: str, figure: Any) -> None:
     """The weights of every variant of every case."""
-    columns = max(len(case.variants) for case in cases)
-    grid = figure.subplots(len(cases), columns, squeeze=False)
+    figure.suptitle(name)
+    grid = figure.subplots(len(cases), max(len(case.variants) for case in cases), squeeze=False)
     for row, case in zip(grid, cases, strict=True):
         for axes in row[len(case.variants) :]:
             axes.set_axis_off()
@@ -188,7 +180,6 @@ def draw(cases: list[Case], figure: Any) -> None:
             axes.set_xticks([])
             T = len(variant.weights)
             axes.set_yticks(range(T), [f"Σ = {_text(total, '.2f')}" for total in variant.row_sums], fontsize=6)
-            axes.plot(
-                [-0.5, *np.repeat(np.arange(T), 2) + 0.5], [*np.repeat(np.arange(T), 2) - 0.5, T - 0.5], color=GREY
-            )
+            stairs = np.repeat(np.arange(T), 2)
+            axes.plot([-0.5, *stairs + 0.5], [*stairs - 0.5, T - 0.5], color=GREY)
         row[0].set_ylabel(case.title.replace(": ", ":\n").replace(", ", ",\n"), fontsize=8)
