@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import json
 import math
+import platform
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -129,6 +130,8 @@ RUN = [page for page in PAGES if page.parent == DOCS and "```python" in page.rea
 @pytest.mark.parametrize("page", RUN, ids=page_id)
 def test_blocks_print_what_the_page_says(page, request):
     text = page.read_text(encoding="utf-8")
+    if page.name == "12-simd.md" and platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("prints x86 machine code: not on x86")
     if sync.needs_model(text):
         request.getfixturevalue("model_at_hand")
     assert text == sync.ran(text, page.name), "printed something else: run `python docs/sync.py --run`"
