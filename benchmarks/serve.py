@@ -6,7 +6,10 @@
 Each client streams one chat answer after the other: a prompt of about 100 tokens, different each time, and an answer
 of 64. Both servers are processes of their own with the same file and threads; they are measured by turns, in one run.
 Reported, at the median of the repeats: tokens per second of all clients, and the time from a request to its first
-text, at the median and the 95th percentile of its answers. `qkv without HTTP` is `LLM.generate` on as many prompts.
+text, at the median and the 95th percentile of its answers. `qkv without HTTP` is as many coroutines that call
+`LLM.achat` with the same conversations. Tokens are those of the answers' texts, counted alike for all.
+
+The clients run on the same cores as the server. So they do as little as they can: a socket each, and lines.
 
 --pause: 8 clients stream; then a prompt of 4,000 tokens arrives. Reported: the longest time between two pieces that
 any of the 8 had before it came and after.
@@ -23,20 +26,23 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-import httpx
-
+from benchmarks import machine
 from qkv import LLM, SamplingParams
 from qkv.runtime.cores import available_cores
 from qkv.weights.names import resolve
 
 OUTPUT, ROUNDS = 64, 3
+Body = dict[str, Any]
 CHAT = "/v1/chat/completions"
 WORDS = Path(__file__).resolve().parent.parent.joinpath("LICENSE").read_text().split()
 
@@ -47,7 +53,7 @@ def messages(draw: random.Random, words: int = 70) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"{draw.randrange(10**6)} {text}"}]
 
 
-def body(draw: random.Random, tokens: int = OUTPUT) -> dict[str, Any]:
+def body(draw: random.Random, tokens: int = OUTPUT) -> Body:
     return {"messages": messages(draw), "max_tokens": tokens, "temperature": 0.8, "seed": 1, "stream": True}
 
 
@@ -91,45 +97,66 @@ def llama_command(python: str, model: Path, port: int, threads: int) -> list[str
     return [*command, "--n_threads", str(threads), "--n_threads_batch", str(threads), "--interrupt_requests", "false"]
 
 
-async def stream(http: httpx.AsyncClient, url: str, asked: dict[str, Any]) -> list[float]:
-    """When the request was sent, and when each piece of text came."""
-    times = [time.perf_counter()]
-    async with http.stream("POST", url + CHAT, json=asked) as reply:
-        reply.raise_for_status()
-        async for line in reply.aiter_lines():
-            if line.startswith("data: {") and '"content":"' in line.replace(": ", ":"):
-                piece = json.loads(line[6:])
-                if any(choice["delta"].get("content") for choice in piece["choices"]):
-                    times.append(time.perf_counter())
-    return times
+class Heard(NamedTuple):
+    """An answer as its client had it: when it was asked, when each piece of text came, and the whole text."""
+
+    times: list[float]
+    text: str
 
 
-async def load(url: str, clients: int, seed: int) -> tuple[float, list[float]]:
-    """Pieces of text per second of all clients, and each answer's time to its first."""
+class Run(NamedTuple):
+    """The answers of some clients, and how long all took."""
+
+    seconds: float
+    answers: list[Heard]
+
+
+Client = Callable[[Body], Coroutine[None, None, Heard]]
+
+
+async def stream(url: str, asked: Body) -> Heard:
+    """Ask a server. HTTP/1.0, so that the reply's lines are the stream's."""
+    where = urlsplit(url)
+    times, pieces = [time.perf_counter()], []
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    content = json.dumps(asked).encode()
+    head = f"POST {CHAT} HTTP/1.0\r\nHost: {where.netloc}\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    status = await reader.readline()
+    if b" 200 " not in status:
+        raise SystemExit(f"{url}: {status!r} {await reader.read()!r}")
+    async for line in reader:
+        if line.startswith(b"data: {"):
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise SystemExit(f"{url}: {event['error']}")
+            piece = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+            if piece:
+                times.append(time.perf_counter())
+                pieces.append(piece)
+    writer.close()
+    return Heard(times, "".join(pieces))
+
+
+async def call(llm: LLM, asked: Body) -> Heard:
+    """The same without a server, and not in pieces."""
+    params = SamplingParams(temperature=asked["temperature"], seed=asked["seed"], max_tokens=asked["max_tokens"])
+    started = time.perf_counter()
+    return Heard([started], (await llm.achat(asked["messages"], params)).text)
+
+
+async def load(client: Client, clients: int, seed: int) -> Run:
+    """Each client sends one request after the other."""
     draw = random.Random(seed)
     asked = [[body(draw) for _ in range(ROUNDS)] for _ in range(clients)]
-    answers: list[list[float]] = []
+    answers: list[Heard] = []
 
-    async def client(bodies: list[dict[str, Any]]) -> None:
-        for one in bodies:
-            answers.append(await stream(http, url, one))
+    async def one(bodies: list[Body]) -> None:
+        answers.extend([await client(body) for body in bodies])
 
-    async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None)) as http:
-        started = time.perf_counter()
-        await asyncio.gather(*(client(bodies) for bodies in asked))
-        seconds = time.perf_counter() - started
-    return sum(len(times) - 1 for times in answers) / seconds, [times[1] - times[0] for times in answers]
-
-
-def bare(llm: LLM, clients: int, seed: int) -> float:
-    """Tokens per second of the same requests without a server."""
-    draw = random.Random(seed)
-    params = SamplingParams(temperature=0.8, seed=1, max_tokens=OUTPUT)
-    started, tokens = time.perf_counter(), 0
-    for _ in range(ROUNDS):
-        prompts = [messages(draw)[0]["content"] for _ in range(clients)]
-        tokens += sum(len(answer.token_ids) for answer in llm.generate(prompts, params))
-    return tokens / (time.perf_counter() - started)
+    started = time.perf_counter()
+    await asyncio.gather(*map(one, asked))
+    return Run(time.perf_counter() - started, answers)
 
 
 def percentile(values: list[float], percent: int) -> float:
@@ -142,38 +169,49 @@ def compare(model: Path, options: argparse.Namespace) -> None:
     commands = {"qkv": (qkv_command(model, ports[0]), ports[0])}
     if options.llama_python:
         commands["llama.cpp"] = llama_command(options.llama_python, model, ports[1], threads), ports[1]
-    found: dict[tuple[str, int], list[tuple[float, list[float]]]] = {}
+    found: dict[tuple[int, str], list[Run]] = defaultdict(list)
     for repeat in range(options.repeats):
+        seeds = {clients: 100 * repeat + clients for clients in options.clients}
         for name, (command, port) in commands.items():
             with serving(command, port) as url:
-                asyncio.run(load(url, 1, 99))  # the first request loads what is loaded once
-                for clients in options.clients:
-                    found.setdefault((name, clients), []).append(
-                        asyncio.run(load(url, clients, 100 * repeat + clients))
-                    )
+                measure(partial(stream, url), name, seeds, found)
         with LLM(model) as llm:
-            for clients in options.clients:
-                speed = bare(llm, clients, 100 * repeat + clients)
-                found.setdefault(("qkv without HTTP", clients), []).append((speed, []))
+            measure(partial(call, llm), "qkv without HTTP", seeds, found)
+            count = partial(tokens_of, llm)
+    report(found, count)
+
+
+def measure(client: Client, name: str, seeds: dict[int, int], found: dict[tuple[int, str], list[Run]]) -> None:
+    """Add the runs with each number of clients."""
+    asyncio.run(load(client, 1, 99))  # the first request loads what is loaded once
+    for clients, seed in seeds.items():
+        found[clients, name].append(asyncio.run(load(client, clients, seed)))
+
+
+def tokens_of(llm: LLM, run: Run) -> int:
+    return sum(len(llm.tokenizer.encode(answer.text)) for answer in run.answers)
+
+
+def report(found: dict[tuple[int, str], list[Run]], count: Callable[[Run], int]) -> None:
+    print(machine.text(machine.machine()))
     print("| clients | server | tokens/s | first text, median | 95 % |\n|---|---|---|---|---|")
-    for (name, clients), runs in sorted(found.items(), key=lambda item: (item[0][1], item[0][0])):
-        firsts = [value for _, values in runs for value in values]
+    speeds = {key: [count(run) / run.seconds for run in runs] for key, runs in found.items()}
+    for (clients, name), runs in sorted(found.items()):
+        firsts = [times[1] - times[0] for run in runs for times, _ in run.answers if len(times) > 1]
         shown = f"{median(firsts):.2f} s | {percentile(firsts, 95):.2f} s" if firsts else "– | –"
-        print(f"| {clients} | {name} | {median(speed for speed, _ in runs):.1f} | {shown} |")
-    print(json.dumps({f"{name} {clients}": [speed for speed, _ in runs] for (name, clients), runs in found.items()}))
+        print(f"| {clients} | {name} | {median(speeds[clients, name]):.1f} | {shown} |")
+    print(json.dumps({f"{name} {clients}": values for (clients, name), values in speeds.items()}))
 
 
 async def pauses(url: str, long_words: int) -> tuple[float, float, float]:
     """The longest pause of 8 streams without and with a long prompt beside them, and the time to its first text."""
     draw = random.Random(1)
-    async with httpx.AsyncClient(timeout=600) as http:
-        streams = [asyncio.create_task(stream(http, url, body(draw, 600))) for _ in range(8)]
-        await asyncio.sleep(5)
-        arrived = time.perf_counter()
-        long = body(draw, 8) | {"messages": messages(draw, long_words)}
-        first = (await stream(http, url, long))[1]
-        answers = await asyncio.gather(*streams)
-    gaps = [(a, b - a) for times in answers for a, b in pairwise(times[1:])]
+    streams = [asyncio.create_task(stream(url, body(draw, 600))) for _ in range(8)]
+    await asyncio.sleep(5)
+    arrived = time.perf_counter()
+    first = (await stream(url, body(draw, 8) | {"messages": messages(draw, long_words)})).times[1]
+    answers = await asyncio.gather(*streams)
+    gaps = [(a, b - a) for times, _ in answers for a, b in pairwise(times[1:])]
     calm = [gap for at, gap in gaps if arrived - 2 < at < arrived - 0.5]
     beside = [gap for at, gap in gaps if arrived - 0.2 < at < first]
     return max(calm), max(beside), first - arrived
@@ -183,7 +221,9 @@ def pause(model: Path, options: argparse.Namespace) -> None:
     port = free_port()
     with serving(qkv_command(model, port), port) as url:
         asked = {"prompt": messages(random.Random(1), 2800)[0]["content"]}
-        tokens = httpx.post(f"{url}/tokenize", json=asked).json()["count"]
+        request = urllib.request.Request(f"{url}/tokenize", json.dumps(asked).encode())
+        with urllib.request.urlopen(request) as reply:
+            tokens = json.load(reply)["count"]
         runs = [asyncio.run(pauses(url, 2800 * 4000 // tokens)) for _ in range(options.repeats)]
     for calm, beside, first in runs:
         print(

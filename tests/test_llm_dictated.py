@@ -256,6 +256,27 @@ def test_calls_are_taken_out_of_the_answer(llms, said, text, calls, tool_markers
 
 
 @EVERY_WAY
+def test_without_parallel_calls_the_answer_ends_after_its_first(llms, tool_markers, speculation):
+    llm = llms(tool_markers=tool_markers, speculation=speculation)
+    both = "\n".join(json.dumps({"name": "f", "arguments": {"a": n}}) for n in range(2))
+    for said, most in [(f"{CALL}\n{CALL}", len(ids_of(llm, CALL))), (f"<tool_call>{both}</tool_call> more", 200)]:
+        with dictated(llm, ids_of(llm, said)):
+            whole, chunks = both_ways(llm, replace(SAID, max_tokens=400), tools=[TOOL], parallel_tool_calls=False)
+        assert (len(whole.tool_calls), whole.text, whole.finish_reason) == (1, "", "tool_calls")
+        assert len([call for chunk in chunks for call in chunk.tool_calls]) == 1
+        assert len(whole.token_ids) <= most
+
+
+def test_a_strict_call_keeps_to_its_schema_whatever_the_model_wants(llms):
+    llm = llms()
+    strict = {"type": "function", "function": TOOL["function"] | {"strict": True}}
+    with dictated(llm, ids_of(llm, f"I call.\n{CALL}")):
+        whole, _ = both_ways(llm, replace(SAID, max_tokens=400), tools=[strict], parallel_tool_calls=False)
+    assert (whole.text, whole.finish_reason) == ("I call.\n", "tool_calls")
+    assert [json.loads(call.arguments) for call in whole.tool_calls] == [{"k": 1}]
+
+
+@EVERY_WAY
 def test_finish_reason_says_what_came(llms, tool_markers, speculation):
     """Also of an answer that is cut off in a call, and of one cut off after it."""
     llm = llms(tool_markers=tool_markers, speculation=speculation)
@@ -305,6 +326,7 @@ def test_stop_strings_over_several_tokens_and_inside_of_one(llms, said, stop, te
     with dictated(llm, ids_of(llm, *said)):
         whole, _ = both_ways(llm, replace(SAID, stop=stop))
     assert (whole.text, whole.finish_reason) == (text, "stop")
+    assert whole.stop_string == (stop[0] if "".join(said).startswith(text + stop[0]) else None)
 
 
 def test_nothing_waits_that_is_no_beginning_of_a_stop_string(llms):

@@ -96,6 +96,8 @@ class Completion:
     """Of the prompt's tokens from the second on, if asked for; with the first of n answers."""
     tool_calls: tuple[ToolCall, ...] = ()
     """The tools that the model calls, if tools were given; never part of `text`."""
+    stop_string: str | None = None
+    """The one of `SamplingParams.stop` that ended it, if one did."""
     others: tuple[Completion, ...] = ()
     """With n > 1 the other answers to the same prompt: this one is the first of them."""
 
@@ -134,6 +136,7 @@ class Writer:
             logprobs=answer.choices if params.logprobs else None,
             prompt_logprobs=answer.prompt_logprobs if params.prompt_logprobs and not self._index else None,
             tool_calls=tuple(collect(call for delta in self._deltas for call in delta.tool_calls)),
+            stop_string=self._pipeline.stop_string,
         )
 
     def _write(self, delta: Delta, *, last: bool = False) -> Delta:

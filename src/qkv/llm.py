@@ -60,6 +60,8 @@ class ChatOptions(TypedDict, total=False):
     """Functions that the model may call, as OpenAI clients send them."""
     tool_choice: ToolChoice
     """Whether it must: "auto", "none", "required" or {"type": "function", "function": {"name": …}}."""
+    parallel_tool_calls: bool
+    """False ends the answer after its first call."""
     template_variables: Mapping[str, Any] | None
     """What the model's chat template reads besides."""
 
@@ -243,6 +245,20 @@ class LLM:
 
     # -------------------------------------------------------------------------------------- from text to ids
 
+    def chat_ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        thinking: bool | None = None,
+        tools: Tools | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The prompt that a conversation is for the model. The options are those of `ChatOptions`."""
+        if self._template is None:
+            raise ParameterError(f"messages: {self.name} has no chat template; use generate() with a plain prompt")
+        variables = _free_variables(template_variables or {})
+        return encode_chat(self._template, self.tokenizer, messages, tools=tools, thinking=thinking, **variables)
+
     def _requests(self, prompt: Prompt | Sequence[Prompt], params: Params, progress: Progress) -> Requests:
         """One prompt's request, or those of a list."""
         if _is_one(prompt):
@@ -275,17 +291,23 @@ class LLM:
         thinking: bool | None = None,
         tools: Tools | None = None,
         tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
         template_variables: Mapping[str, Any] | None = None,
     ) -> Request:
-        if self._template is None:
-            raise ParameterError(f"messages: {self.name} has no chat template; use generate() with a plain prompt")
         if thinking and not self.can_think:
             raise ParameterError(f"thinking: {self.name} cannot think: its vocabulary has no thinking markers")
-        variables = _free_variables(template_variables or {})
-        ids = encode_chat(self._template, self.tokenizer, messages, tools=tools, thinking=thinking, **variables)
+        ids = self.chat_ids(messages, thinking=thinking, tools=tools, template_variables=template_variables)
         markers = self.tokenizer.id("<think>"), self.tokenizer.id("</think>")
         split = ThinkingSplit(*markers, ids, self.tokenizer.special_ids)
-        return self._request(ids, params, split, thinking=thinking is not False, tools=tools, tool_choice=tool_choice)
+        return self._request(
+            ids,
+            params,
+            split,
+            thinking=thinking is not False,
+            tools=tools,
+            tool_choice=tool_choice,
+            one_call=not parallel_tool_calls,
+        )
 
     def _request(
         self,
@@ -296,6 +318,7 @@ class LLM:
         thinking: bool,
         tools: Tools | None = None,
         tool_choice: ToolChoice = None,
+        one_call: bool = False,
     ) -> Request:
         """A request that can run, with everything about it checked."""
         if not isinstance(asked, SamplingParams | None):
@@ -307,13 +330,18 @@ class LLM:
             engine=self._engine,
             prompt_ids=self._engine.check(ids, params),
             params=params,
-            pipeline=lambda: OutputPipeline(self.tokenizer, params.stop, copy(split), tools=calls),
-            guide=self._guides.plan(split, params, tools=tools, tool_choice=tool_choice),
+            pipeline=lambda: OutputPipeline(self.tokenizer, params.stop, copy(split), tools=calls, one_call=one_call),
+            guide=self._guides.plan(split, params, tools=tools, tool_choice=tool_choice, one_call=one_call),
             decode_bytes=partial(decode_bytes, self.config, self.cache, self.weight_bytes),
             owner=self,
         )
 
     # -------------------------------------------------------------------------------------- how it is
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._template is not None
 
     @property
     def can_think(self) -> bool:

@@ -200,6 +200,19 @@ def test_messages_whole_and_streamed(anthropic, says):
     assert counted.input_tokens == total
 
 
+def test_messages_tell_which_stop_sequence_ended_them(anthropic, says):
+    asked = {"model": "m", "max_tokens": 99, "messages": ASK, "stop_sequences": ["no", "lo"]}
+    with says("Hello"):
+        whole = anthropic.messages.create(**asked)
+        with anthropic.messages.stream(**asked) as stream:
+            streamed = stream.get_final_message()
+        ended = anthropic.messages.create(**asked | {"stop_sequences": ["no"]})
+    for message in (whole, streamed):
+        assert message.content[0].text == "Hel"
+        assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "lo")
+    assert (ended.stop_reason, ended.stop_sequence) == ("end_turn", None)
+
+
 def test_messages_tools_round_trip(anthropic, says):
     tool = {"name": "f", "description": "F.", "input_schema": TOOL["function"]["parameters"]}
     asked = {"model": "x", "max_tokens": 300, "messages": ASK, "tools": [tool], "extra_body": GREEDY}

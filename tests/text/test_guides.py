@@ -336,6 +336,46 @@ def test_auto_and_none_restrict_nothing(guides, tiny):
     assert not may_call(TOOLS, "none") and not may_call([], "auto") and not may_call(None, None)
 
 
+STRICT = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}, *TOOLS[1:]]
+
+
+@pytest.mark.parametrize("choice", [None, "auto"])
+def test_a_call_of_strict_tools_keeps_to_its_schema_once_it_has_begun(guides, tiny, choice):
+    one = guide(guides, tiny, "<think>\n", tools=STRICT, tool_choice=choice)
+    push(one, tiny, "<tool_call> I think</think>")
+    for _ in range(2):
+        push(one, tiny, "What is the weather? ")
+        assert one.allowed() is None
+        push(one, tiny, '<tool_call>\n{"name": "weather", "arguments": {"city": "')
+        assert "P" in allowed(one, tiny) and not {"B", '"', *ENDS} & allowed(one, tiny)
+        push(one, tiny, 'Paris", "days": 3}}\n')
+        assert not ENDS & allowed(one, tiny)
+        push(one, tiny, "</tool_call>")
+        assert one.allowed() is None
+
+
+def test_beside_strict_tools_the_others_take_any_object(guides, tiny):
+    one = guide(guides, tiny, "</think>", tools=STRICT)
+    push(one, tiny, '<tool_call>\n{"name": "now", "arguments": {"zone": [1, "x"]}}\n</tool_call>')
+    assert one.allowed() is None
+
+
+def test_strict_is_refused_where_it_cannot_be_kept(guides, tiny, spm):
+    made = Guides(spm, vocab_size=spm.vocab_size, end_ids={spm.eos_id})
+    with pytest.raises(ParameterError, match=r"^tools\[0\]\.function\.strict: this model has no token"):
+        made.plan(ThinkingSplit(None, None, []), wanted(), tools=STRICT)
+    unknown = [{"function": {"name": "f", "strict": True, "parameters": {"not": {}}}}]
+    with pytest.raises(ParameterError, match=r"^tools\[0\].* of 'f': Unimplem"):
+        guides.plan(split_of(tiny, ""), wanted(), tools=unknown)
+
+
+def test_one_call_is_all_that_is_forced_where_no_second_may_come(guides, tiny):
+    plan = guides.plan(split_of(tiny, "</think>"), wanted(), tools=TOOLS, tool_choice="required", one_call=True)
+    one = plan()
+    push(one, tiny, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+    assert allowed(one, tiny) == ENDS
+
+
 def test_qwen3_thinks_and_then_calls(qwen3):
     made = Guides(qwen3, vocab_size=151_936, end_ids={151645, 151643})
     one = made.plan(

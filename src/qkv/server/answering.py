@@ -21,7 +21,6 @@ from qkv.llm import LLM, Chunk, Completion, Stream
 from qkv.server.errors import ApiError
 from qkv.server.metrics import Metrics
 from qkv.server.settings import Settings
-from qkv.text.prompt.template import encode_chat
 
 T = TypeVar("T")
 log = logging.getLogger("qkv.server")
@@ -33,7 +32,7 @@ class Ask:
     """One request to the model, whatever API it came by: a conversation, or a prompt.
 
     thinking: on, off, or as the model's template has it; a model that cannot think ignores it.
-    variables: what the model's chat template reads besides. one_call: pass on the first tool call only.
+    variables: what the model's chat template reads besides. one_call: the answer ends after its first tool call.
     """
 
     params: SamplingParams
@@ -65,8 +64,35 @@ class Answer:
         self._closed = False
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
+        try:
+            # One stream is read as it is: what is spared here for each piece, the model's threads have.
+            async for chunk in self._streams[0] if len(self._streams) == 1 else self._merged():
+                if self._first is None:
+                    self._first = time.perf_counter()
+                    self._metrics.first_token.observe(self._first - self._asked)
+                yield chunk
+            if self._failure is not None:
+                raise self._failure
+            self.prompts = [stream.completion for stream in self._streams]
+            self.completions = [completion for first in self.prompts for completion in first.choices]
+        except Exception as error:
+            self._failure = error
+            raise
+
+    async def _merged(self) -> AsyncIterator[Chunk]:
+        """The chunks of all streams as they come."""
         arrived: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
-        readers = [asyncio.create_task(self._read(at, arrived)) for at in range(len(self._streams))]
+
+        async def read(at: int) -> None:
+            before = sum(ask.params.n for ask in self.asks[:at])
+            try:
+                async for chunk in self._streams[at]:
+                    arrived.put_nowait(replace(chunk, index=before + chunk.index))
+                arrived.put_nowait(None)
+            except Exception as error:
+                arrived.put_nowait(error)
+
+        readers = [asyncio.create_task(read(at)) for at in range(len(self._streams))]
         try:
             left = len(readers)
             while left:
@@ -75,35 +101,11 @@ class Answer:
                     raise item
                 if item is None:
                     left -= 1
-                    continue
-                if self._first is None:
-                    self._first = time.perf_counter()
-                    self._metrics.first_token.observe(self._first - self._asked)
-                yield item
-            if self._failure is not None:
-                raise self._failure
-            self.prompts = [stream.completion for stream in self._streams]
-            self.completions = [
-                replace(completion, tool_calls=completion.tool_calls[:1]) if ask.one_call else completion
-                for ask, first in zip(self.asks, self.prompts, strict=True)
-                for completion in first.choices
-            ]
-        except Exception as error:
-            self._failure = error
-            raise
+                else:
+                    yield item
         finally:
             for reader in readers:
                 reader.cancel()
-
-    async def _read(self, at: int, arrived: asyncio.Queue[Chunk | Exception | None]) -> None:
-        before = sum(ask.params.n for ask in self.asks[:at])
-        try:
-            async for chunk in self._streams[at]:
-                calls = tuple(call for call in chunk.tool_calls if not (self.asks[at].one_call and call.index))
-                arrived.put_nowait(replace(chunk, index=before + chunk.index, tool_calls=calls))
-            arrived.put_nowait(None)
-        except Exception as error:
-            arrived.put_nowait(error)
 
     async def read(self) -> list[Completion]:
         """Wait for the end: the completions."""
@@ -143,11 +145,6 @@ class Answerer:
     def healthy(self) -> bool:
         """Whether it can answer."""
         return self.llm.healthy and not self.stopping
-
-    @property
-    def can_chat(self) -> bool:
-        """Whether the model has a chat template."""
-        return self.llm._template is not None
 
     @property
     def open(self) -> int:
@@ -203,20 +200,15 @@ class Answerer:
             thinking=thinking,
             tools=ask.tools,
             tool_choice=ask.tool_choice,
+            parallel_tool_calls=not ask.one_call,
             template_variables=ask.variables,
         )
 
     async def prompt_ids(self, ask: Ask) -> list[int]:
         """The token ids of a conversation as the model would get it."""
-        return await self.prepare(lambda: self._chat_ids(ask))
-
-    def _chat_ids(self, ask: Ask) -> list[int]:
-        template = self.llm._template
-        if template is None:
-            raise ApiError(f"messages: {self.llm.name} has no chat template; send a prompt", param="messages")
         thinking = ask.thinking if self.llm.can_think else None
-        messages = ask.messages or []
-        return encode_chat(template, self.llm.tokenizer, messages, tools=ask.tools, thinking=thinking, **ask.variables)
+        asked = partial(self.llm.chat_ids, ask.messages or [], thinking=thinking, tools=ask.tools)
+        return await self.prepare(partial(asked, template_variables=ask.variables))
 
     async def encode(self, text: str, *, special: bool) -> list[int]:
         """The token ids of a text; special: with what the tokenizer puts before a prompt."""

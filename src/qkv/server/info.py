@@ -51,7 +51,7 @@ async def interface(request: Request) -> Response:
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    llm, can_chat = service.llm, service.answerer.can_chat
+    llm = service.llm
     return {
         "id": name,
         "object": "model",
@@ -61,5 +61,5 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(service.started, timezone.utc).isoformat(),
         "owned_by": "qkv",
         "max_model_len": llm.context,
-        "capabilities": {"thinking": llm.can_think, "chat": can_chat, "tools": can_chat},
+        "capabilities": {"thinking": llm.can_think, "chat": llm.can_chat, "tools": llm.can_chat},
     }

@@ -181,6 +181,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
         "name": tool.get("name"),
         "description": tool.get("description"),
         "parameters": tool.get("input_schema"),
+        "strict": tool.get("strict"),
     }
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
@@ -271,6 +272,8 @@ class Reply:
         return _event("content_block_stop", index=self._index)
 
     def _end(self, completion: Completion) -> dict[str, Any]:
+        if completion.finish_reason == "stop" and completion.stop_string is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_string}
         reasons = {"length": "max_tokens", "tool_calls": "tool_use"}
         return {"stop_reason": reasons.get(completion.finish_reason, "end_turn"), "stop_sequence": None}
 

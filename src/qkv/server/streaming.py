@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -57,29 +58,28 @@ class EventStream(Response):
             self._answer.close()
 
     async def _send(self, send: Send) -> None:
+        said = time.monotonic()
+
         async def say(text: str, more: bool = True) -> None:
+            nonlocal said
             await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
+            said = time.monotonic()
 
+        async def ping() -> None:
+            while True:
+                silent = time.monotonic() - said
+                await (say(self._ping) if silent >= self._ping_seconds else asyncio.sleep(self._ping_seconds - silent))
+
+        pinging = asyncio.create_task(ping())
+        last = ""
         try:
-            async for text in _with_pings(self._events, self._ping, self._ping_seconds):
+            async for text in self._events:
                 await say(text)
-            await say("", more=False)
         except Exception as error:
-            await say(self._failure(api_error(error)), more=False)
-
-
-async def _with_pings(events: AsyncIterator[str], ping: str, seconds: float) -> AsyncIterator[str]:
-    iterator = events.__aiter__()
-    while True:
-        coming: asyncio.Future[str] = asyncio.ensure_future(iterator.__anext__())
-        try:
-            while not (await asyncio.wait({coming}, timeout=seconds))[0]:
-                yield ping
-            yield coming.result()
-        except StopAsyncIteration:
-            return
+            last = self._failure(api_error(error))
         finally:
-            coming.cancel()
+            pinging.cancel()
+        await say(last, more=False)
 
 
 async def whole(request: Request, answer: Answer, make: Callable[[], Awaitable[Any]]) -> Response:

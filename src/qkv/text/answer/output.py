@@ -23,7 +23,7 @@ Reason = Literal["stop", "length", "repetition"]
 
 @dataclass(frozen=True)
 class Delta:
-    """What one step adds to the answer. `stopped`: a stop string was found, and nothing more will come."""
+    """What one step adds to the answer. `stopped`: a stop string or the only call was found; nothing more will come."""
 
     content: str = ""
     thinking: str = ""
@@ -35,12 +35,21 @@ class OutputPipeline:
     """`push` every generated id, then `finish`; the concatenated deltas are the answer.
 
     tools: whether tool calls are looked for. Without (no tools were given, or none may be called) all is content.
+    one_call: the answer ends after its first call.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Collection[str], split: ThinkingSplit, *, tools: bool = False
+        self,
+        tokenizer: Tokenizer,
+        stops: Collection[str],
+        split: ThinkingSplit,
+        *,
+        tools: bool = False,
+        one_call: bool = False,
     ) -> None:
         self._stops = StopStrings(stops)
+        self._one_call = one_call
+        self._stopped = False
         self._split = split
         markers = {split.open_id, split.close_id, *(tokenizer.marker_ids.get(marker) for marker in (OPEN, CLOSE))}
         self._detokenizer = Detokenizer(tokenizer, hidden=tokenizer.special_ids - markers)
@@ -52,7 +61,7 @@ class OutputPipeline:
 
     def push(self, id: int) -> Delta:
         """The text that this id completes."""
-        if self._stops.stopped:
+        if self._stopped:
             return Delta(stopped=True)
         if self._calls is not None and self._calls.inside:
             return self._content(id)
@@ -72,17 +81,24 @@ class OutputPipeline:
 
         cut: the answer did not end by itself (max_tokens, the end of the context): a call that has no end is text.
         """
+        if self._stopped:
+            return Delta(stopped=True)
         delta = self._emit(self._split.kind, self._detokenizer.finish())
         if self._calls is not None and not delta.stopped:
             delta = _sum(delta, self._sort(self._calls.finish(cut=cut)))
         return delta if delta.stopped else _sum(delta, Delta(content=self._stops.finish()))
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._stops.found
 
     def finish_reason(self, reason: Reason) -> Reason | Literal["tool_calls"]:
         """The answer's finish reason, when the engine's is `reason`. The last piece may have completed a stop string.
 
         Calls count in an answer that ended by itself: one that was cut off stays that.
         """
-        if self._stops.stopped:
+        if self._stopped:
             reason = "stop"
         called = self._calls is not None and self._calls.count > 0
         return "tool_calls" if called and reason == "stop" else reason
@@ -103,8 +119,11 @@ class OutputPipeline:
 
     def _sort(self, parsed: Parsed) -> Delta:
         text = parsed.content if self._content_trim is None else self._content_trim.push(parsed.content)
-        content, stopped = self._stops.push(text)
-        return Delta(content=content, stopped=stopped, tool_calls=parsed.calls)
+        content, self._stopped = self._stops.push(text)
+        calls = parsed.calls
+        if self._one_call and calls:
+            calls, self._stopped = calls[:1], True
+        return Delta(content=content, stopped=self._stopped, tool_calls=calls)
 
 
 def _sum(a: Delta, b: Delta) -> Delta:

@@ -20,11 +20,12 @@ class StopStrings:
         self._tables = [_borders(stop) for stop in self._stops]
         self._matched = [0] * len(self._stops)
         self._held = ""
-        self.stopped = False
+        self.found: str | None = None
+        """The stop string that ended the text."""
 
     def push(self, text: str) -> tuple[str, bool]:
         """What may be sent now, and whether a stop string has been found. Afterwards everything is swallowed."""
-        if self.stopped:
+        if self.found is not None:
             return "", True
         if not self._stops:
             return text, False
@@ -32,9 +33,9 @@ class StopStrings:
         for at, char in enumerate(text, start=len(self._held)):
             length = self._step(char)
             if length:
-                self.stopped = True
-                self._held = ""
-                return pending[: at + 1 - length], True
+                start, self._held = at + 1 - length, ""
+                self.found = pending[start : at + 1]
+                return pending[:start], True
         keep = max(self._matched)
         self._held = pending[len(pending) - keep :]
         return pending[: len(pending) - keep], False

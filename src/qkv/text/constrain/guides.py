@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qkv.errors import ParameterError
 from qkv.text.answer.thinking import ThinkingSplit
+from qkv.text.answer.tools import CLOSE, OPEN
 from qkv.text.constrain.masks import Mask, mask_of
 from qkv.text.constrain.schema import choices_grammar, lark_grammar, regex_grammar, schema_grammar
-from qkv.text.constrain.toolchoice import ToolChoice, Tools, chosen_tools, tools_grammar
+from qkv.text.constrain.toolchoice import ToolChoice, Tools, chosen_tools, strict_tools, tools_grammar
 from qkv.text.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Guides:
         *,
         tools: Tools | None = None,
         tool_choice: ToolChoice = None,
+        one_call: bool = False,
     ) -> Callable[[], AnswerGuide] | None:
         """What makes a guide for each of a request's answers; None if nothing restricts them.
 
@@ -74,12 +76,14 @@ class Guides:
         budget = restrictions.thinking_budget
         if budget is not None and split.close_id is None:
             raise ParameterError("thinking_budget: there is no thinking here to limit; leave it out")
-        grammar = self._grammar(restrictions, tools, tool_choice)
-        if grammar is None and budget is None:
+        grammar = self._grammar(restrictions, tools, tool_choice, one_call)
+        calls = self._calls(tools, tool_choice) if grammar is None else None
+        if grammar is None and calls is None and budget is None:
             return None
         split = copy.copy(split)
         masks = _Masks(self._vocab_size, self._tokenizer.vocab_size, split, self._end_ids, self._newlines)
-        return lambda: AnswerGuide(copy.copy(split), budget, None if grammar is None else grammar.start(), masks)
+        start = (lambda: None) if grammar is None else grammar.start
+        return lambda: AnswerGuide(copy.copy(split), budget, start(), masks, calls)
 
     def prepare(self) -> None:
         """Learn the vocabulary now, and not with the first grammar."""
@@ -90,6 +94,7 @@ class Guides:
         wanted: Restrictions,
         tools: Sequence[Mapping[str, Any]] | None,
         tool_choice: str | Mapping[str, Any] | None,
+        one_call: bool,
     ) -> Grammar | None:
         given = {name: getattr(wanted, name) for name in _GRAMMARS}
         asked = [(name, _GRAMMARS[name](value)) for name, value in given.items() if value is not None]
@@ -98,13 +103,23 @@ class Guides:
             raise ParameterError(f"tool_choice: a call cannot be forced together with {asked[0][0]}")
         fields: dict[int, str] = {}
         if calls:
-            source, fields = tools_grammar(calls, self._tokenizer, once=not isinstance(tool_choice, str))
+            once = one_call or not isinstance(tool_choice, str)
+            source, fields = tools_grammar(calls, self._tokenizer, once=once)
             asked.append(("tools", source))
         if not asked:
             return None
         if not any(id < self._vocab_size for id in self._end_ids):
             raise ParameterError(f"{asked[0][0]}: this model has no token to end an answer with")
         return self._known_vocabulary().prepare(*asked[0], fields)
+
+    def _calls(self, tools: Tools | None, tool_choice: ToolChoice) -> Calls | None:
+        """What a call keeps to once the model has begun one; None for anything."""
+        functions = strict_tools(tools, tool_choice, self._tokenizer)
+        if not functions:
+            return None
+        source, fields = tools_grammar(functions, self._tokenizer, once=True, opened=True)
+        opening, closing = (self._tokenizer.marker_ids[marker] for marker in (OPEN, CLOSE))
+        return Calls(opening, closing, self._known_vocabulary().prepare("tools", source, fields))
 
     def _known_vocabulary(self) -> GrammarVocabulary:
         from qkv.text.constrain.grammar import GrammarVocabulary  # llguidance is loaded when the first grammar comes
@@ -140,11 +155,27 @@ class _Masks:
         """Every token but those that end the answer."""
 
 
+class Calls(NamedTuple):
+    """The tokens that begin and end a call, and the grammar of what is between, the last token included."""
+
+    opening: int
+    closing: int
+    grammar: Grammar
+
+
 class AnswerGuide:
     """Says what may come next in one answer (`qkv.engine.guide.Guide`)."""
 
-    def __init__(self, split: ThinkingSplit, budget: int | None, follower: Follower | None, masks: _Masks) -> None:
+    def __init__(
+        self,
+        split: ThinkingSplit,
+        budget: int | None,
+        follower: Follower | None,
+        masks: _Masks,
+        calls: Calls | None = None,
+    ) -> None:
         self._split, self._budget, self._follower, self._masks = split, budget, follower, masks
+        self._calls = calls
         self._thought = 0
         self._may_open = split.kind == "content" and not split.after_thinking
         self._may_break = False
@@ -178,3 +209,11 @@ class AnswerGuide:
         self._may_open = self._may_break = False
         if self._follower is not None and not separator:
             self._follower.push(id)
+        if self._calls is not None:
+            self._follow_call(self._calls, id)
+
+    def _follow_call(self, calls: Calls, id: int) -> None:
+        if self._follower is None and id == calls.opening:
+            self._follower = calls.grammar.start()
+        elif id == calls.closing:
+            self._follower = None

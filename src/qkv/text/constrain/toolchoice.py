@@ -37,18 +37,39 @@ def chosen_tools(tools: Tools | None, choice: ToolChoice) -> dict[int, Mapping[s
     return found
 
 
+def strict_tools(tools: Tools | None, choice: ToolChoice, tokenizer: Tokenizer) -> dict[int, Mapping[str, Any]]:
+    """The tools, if the model may call one or not ("auto") and one of them is `strict`; otherwise none.
+
+    The keys are their places in `tools`. Those that are not strict take any object here. Raises ParameterError where
+    no token tells that a call begins.
+    """
+    if choice not in (None, "auto"):
+        return {}
+    functions = {n: _function(tool, f"tools[{n}]") for n, tool in enumerate(tools or ())}
+    strict = [n for n, function in functions.items() if function.get("strict") is True]
+    if strict and not {OPEN, CLOSE} <= tokenizer.marker_ids.keys():
+        raise ParameterError(
+            f"tools[{strict[0]}].function.strict: this model has no token that begins a call, so its arguments are "
+            'held to their schema only with tool_choice "required"; leave strict out, or require a call'
+        )
+    anything = {"parameters": {"type": "object"}}
+    return {n: function if n in strict else {**function, **anything} for n, function in functions.items() if strict}
+
+
 def tools_grammar(
-    functions: Mapping[int, Mapping[str, Any]], tokenizer: Tokenizer, *, once: bool
+    functions: Mapping[int, Mapping[str, Any]], tokenizer: Tokenizer, *, once: bool, opened: bool = False
 ) -> tuple[str, dict[int, str]]:
     """Calls of these functions as Qwen's models write them, with the arguments that their schemas allow.
 
     The keys are the functions' places in `tools`. once: one call; otherwise one or more, each on lines of its own.
+    opened: what follows the opening marker of the first.
     Also the fields that the grammar's lines come from, by the lines' numbers, for messages.
     """
     opening, closing = (_marker(tokenizer, marker) for marker in (OPEN, CLOSE))
     rules = [
-        f"start: block{'' if once else ' (LINE block)*'}",
-        f"block: {opening} LINE call LINE {closing}",
+        f"start: {'rest' if opened else 'block'}{'' if once else ' (LINE block)*'}",
+        f"block: {opening} rest",
+        f"rest: LINE call LINE {closing}",
         f"LINE: {json.dumps(chr(10))}",
         f"call: {' | '.join(f'call{n}' for n in functions)}",
     ]
