@@ -64,13 +64,16 @@ class Answer:
         self._closed = False
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
+        """All run together; those of the second ask are told when the first is complete."""
+        before = 0
         try:
-            # One stream is read as it is: what is spared here for each piece, the model's threads have.
-            async for chunk in self._streams[0] if len(self._streams) == 1 else self._merged():
-                if self._first is None:
-                    self._first = time.perf_counter()
-                    self._metrics.first_token.observe(self._first - self._asked)
-                yield chunk
+            for ask, stream in zip(self.asks, self._streams, strict=True):
+                async for chunk in stream:
+                    if self._first is None:
+                        self._first = time.perf_counter()
+                        self._metrics.first_token.observe(self._first - self._asked)
+                    yield replace(chunk, index=before + chunk.index) if before else chunk
+                before += ask.params.n
             if self._failure is not None:
                 raise self._failure
             self.prompts = [stream.completion for stream in self._streams]
@@ -78,34 +81,6 @@ class Answer:
         except Exception as error:
             self._failure = error
             raise
-
-    async def _merged(self) -> AsyncIterator[Chunk]:
-        """The chunks of all streams as they come."""
-        arrived: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
-
-        async def read(at: int) -> None:
-            before = sum(ask.params.n for ask in self.asks[:at])
-            try:
-                async for chunk in self._streams[at]:
-                    arrived.put_nowait(replace(chunk, index=before + chunk.index))
-                arrived.put_nowait(None)
-            except Exception as error:
-                arrived.put_nowait(error)
-
-        readers = [asyncio.create_task(read(at)) for at in range(len(self._streams))]
-        try:
-            left = len(readers)
-            while left:
-                item = await arrived.get()
-                if isinstance(item, Exception):
-                    raise item
-                if item is None:
-                    left -= 1
-                else:
-                    yield item
-        finally:
-            for reader in readers:
-                reader.cancel()
 
     async def read(self) -> list[Completion]:
         """Wait for the end: the completions."""

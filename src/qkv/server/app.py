@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -21,7 +19,7 @@ from qkv.llm import LLM
 from qkv.server import chat, completions, info, messages, responses, tokens
 from qkv.server.errors import ApiError, api_error, error_response
 from qkv.server.guard import Guard
-from qkv.server.service import Service, described_schemas
+from qkv.server.service import Service
 from qkv.server.settings import Settings
 
 PAGE = Path(__file__).parent / "page"
@@ -52,7 +50,6 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
         app.mount("/", Page(directory=PAGE, html=True))
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(QkvError, _error)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     app.add_middleware(Guard, settings=settings, metrics=service.metrics)
     if settings.origins:
         app.add_middleware(
@@ -83,11 +80,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _error(request: Request, error: Exception) -> Response:
     return error_response(api_error(error), request.url.path)
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        schema.setdefault("components", {}).setdefault("schemas", {}).update(described_schemas())
-        app.openapi_schema = schema
-    return app.openapi_schema

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -14,14 +12,11 @@ from starlette.responses import Response
 from qkv.llm import Chunk, Completion
 from qkv.server import openai
 from qkv.server.answering import Answer, Ask
-from qkv.server.errors import ApiError
 from qkv.server.fields import Objects, Sampling, Whole, names, read, sampling_params
 from qkv.server.service import Service, described, service_of
-from qkv.server.streaming import EventStream, event, whole
+from qkv.server.streaming import event
 
 router = APIRouter()
-DONE = "data: [DONE]\n\n"
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatRequest(Sampling):
@@ -50,7 +45,7 @@ class ChatRequest(Sampling):
     functions: Objects | None = None
     function_call: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
-    reasoning_effort: Effort | None = None
+    reasoning_effort: str | None = None
     thinking_budget: Annotated[Whole, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -61,27 +56,19 @@ async def chat_completions(request: Request) -> Response:
     asked = await read(request, ChatRequest)
     service = service_of(request)
     model = service.model_name(asked.model)
-    answer = await service.answerer.start(to_ask(asked, service.settings.max_messages))
-    reply = Reply(service, answer, model, old_style=asked.functions is not None)
-    if not asked.stream:
-        return await whole(request, answer, reply.whole)
-    with_usage = bool((asked.stream_options or {}).get("include_usage"))
-    return EventStream(answer, reply.events(with_usage), failure, ping_seconds=service.settings.ping_seconds)
+    answer = await service.answerer.start(to_ask(asked))
+    reply = ChatReply(service, answer, model, asked.stream_options, old_style=asked.functions is not None)
+    return await reply.response(request, asked.stream)
 
 
-def failure(error: ApiError) -> str:
-    """How a stream tells that it cannot go on."""
-    return event(error.openai()) + DONE
-
-
-def to_ask(asked: ChatRequest, max_messages: int) -> Ask:
+def to_ask(asked: ChatRequest) -> Ask:
     """What the model is asked."""
-    if len(asked.messages) > max_messages:
-        raise ApiError(f"messages: {len(asked.messages)} are more than {max_messages}", param="messages")
     variables = dict(asked.chat_template_kwargs or {})
-    thinking, budget = openai.effort(asked.reasoning_effort)
+    thinking, budget = openai.effort(asked.reasoning_effort, "reasoning_effort")
     if isinstance(variables.get("enable_thinking"), bool):
         thinking = variables.pop("enable_thinking")
+    if asked.thinking_budget is not None:
+        budget = asked.thinking_budget
     if asked.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", asked.reasoning_effort)
     tools = openai.functions(asked.tools)
@@ -99,11 +86,7 @@ def to_ask(asked: ChatRequest, max_messages: int) -> Ask:
             max_tokens=asked.max_completion_tokens or asked.max_tokens,
             logprobs=asked.logprobs,
             top_logprobs=asked.top_logprobs,
-            thinking_budget=None
-            if thinking is False
-            else budget
-            if asked.thinking_budget is None
-            else asked.thinking_budget,
+            thinking_budget=None if thinking is False else budget,
             json_schema=openai.schema_of(asked.response_format, "response_format"),
         ),
         thinking=thinking,
@@ -128,41 +111,38 @@ def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return out
 
 
-class Reply:
+class ChatReply(openai.OpenAIReply):
     """An answer in the API's words. old_style: calls are told as `function_call`."""
 
-    def __init__(self, service: Service, answer: Answer, model: str, *, old_style: bool = False) -> None:
-        self._service, self._answer, self._old_style = service, answer, old_style
-        self._head = {
-            "id": f"chatcmpl-{secrets.token_hex(12)}",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": service.fingerprint,
-        }
+    def __init__(
+        self, service: Service, answer: Answer, model: str, stream_options: Any, *, old_style: bool = False
+    ) -> None:
+        super().__init__(service, answer, model, "chatcmpl", stream_options)
+        self._old_style = old_style
 
     async def whole(self) -> dict[str, Any]:
         """The body of a reply that is not a stream."""
-        completions = await self._answer.read()
+        completions = await self.answer.read()
         return {
-            **self._head,
+            **self.head,
             "object": "chat.completion",
             "choices": [self._choice(at, completion) for at, completion in enumerate(completions)],
-            **self._totals(),
+            **self.totals(),
         }
 
-    async def events(self, with_usage: bool) -> AsyncIterator[str]:
+    async def events(self) -> AsyncIterator[str]:
         """The events of a stream."""
-        count = self._answer.asks[0].params.n
+        count = self.answer.asks[0].params.n
         for index in range(count):
             yield self._chunk(index, {"role": "assistant", "content": ""})
-        async for chunk in self._answer:
+        async for chunk in self.answer:
             yield self._chunk(chunk.index, self._delta(chunk), logprobs=chunk.logprobs)
-        for index, completion in enumerate(self._answer.completions):
-            totals = {} if with_usage or index < count - 1 else {"timings": self._totals()["timings"]}
+        for index, completion in enumerate(self.answer.completions):
+            totals = {} if self.with_usage or index < count - 1 else {"timings": self.totals()["timings"]}
             yield self._chunk(index, {}, reason=self._reason(completion), **totals)
-        if with_usage:
-            yield event({**self._head, "object": "chat.completion.chunk", "choices": [], **self._totals()})
-        yield DONE
+        if self.with_usage:
+            yield event({**self.head, "object": "chat.completion.chunk", "choices": [], **self.totals()})
+        yield openai.DONE
 
     def _chunk(
         self,
@@ -174,7 +154,7 @@ class Reply:
         **more: Any,
     ) -> str:
         choice = {"index": index, "delta": delta, "logprobs": self._logprobs(logprobs or None), "finish_reason": reason}
-        return event({**self._head, "object": "chat.completion.chunk", "choices": [choice], **more})
+        return event({**self.head, "object": "chat.completion.chunk", "choices": [choice], **more})
 
     def _delta(self, chunk: Chunk) -> dict[str, Any]:
         delta: dict[str, Any] = {}
@@ -217,22 +197,10 @@ class Reply:
 
     def _reason(self, completion: Completion) -> str:
         called = completion.finish_reason == "tool_calls" and self._old_style
-        return "function_call" if called else finish_reason(completion)
+        return "function_call" if called else openai.finish_reason(completion)
 
     def _logprobs(self, choices: Sequence[Any] | None) -> dict[str, Any] | None:
         if choices is None:
             return None
-        llm = self._service.llm
+        llm = self.service.llm
         return {"content": [openai.logprob(llm, choice) for choice in choices], "refusal": None}
-
-    def _totals(self) -> dict[str, Any]:
-        answer = self._answer
-        return {
-            "usage": openai.usage(answer, self._service.answerer),
-            "timings": openai.timings(answer.completions[0]),
-        }
-
-
-def finish_reason(completion: Completion) -> str:
-    """The API's word: an answer that was ended because it repeated itself has stopped."""
-    return completion.finish_reason if completion.finish_reason in ("length", "tool_calls") else "stop"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
@@ -14,11 +12,10 @@ from starlette.responses import Response
 from qkv.engine.sampling import Choice
 from qkv.server import openai
 from qkv.server.answering import Answer, Ask
-from qkv.server.chat import DONE, failure, finish_reason
 from qkv.server.errors import ApiError
 from qkv.server.fields import Sampling, Whole, read, sampling_params
 from qkv.server.service import Service, described, service_of
-from qkv.server.streaming import EventStream, event, whole
+from qkv.server.streaming import event
 
 router = APIRouter()
 MOST_PROMPTS = 64
@@ -46,19 +43,13 @@ async def complete(request: Request) -> Response:
     service = service_of(request)
     model = service.model_name(asked.model)
     prompts = await _prompts(asked, service)
-    scored = bool(asked.echo) and asked.logprobs is not None
+    told = asked.logprobs is not None
     params = sampling_params(
-        asked,
-        logprobs=asked.logprobs is not None,
-        top_logprobs=asked.logprobs or 0,
-        prompt_logprobs=scored,
+        asked, logprobs=told, top_logprobs=asked.logprobs or 0, prompt_logprobs=told and bool(asked.echo)
     )
     answer = await service.answerer.start(*(Ask(params, prompt=prompt) for prompt in prompts))
-    reply = Reply(service, answer, model, prompts if asked.echo else None)
-    if not asked.stream:
-        return await whole(request, answer, reply.whole)
-    with_usage = bool((asked.stream_options or {}).get("include_usage"))
-    return EventStream(answer, reply.events(with_usage), failure, ping_seconds=service.settings.ping_seconds)
+    reply = CompletionReply(service, answer, model, asked.stream_options, prompts if asked.echo else [])
+    return await reply.response(request, asked.stream)
 
 
 async def _prompts(asked: CompletionRequest, service: Service) -> list[list[int]]:
@@ -81,54 +72,43 @@ async def _prompts(asked: CompletionRequest, service: Service) -> list[list[int]
     return [[prefix, *ids, suffix, *tail, middle] for ids in encoded]  # type: ignore[list-item]
 
 
-class Reply:
+class CompletionReply(openai.OpenAIReply):
     """An answer in the API's words. echoed: the prompts, where they are repeated before the answers."""
 
-    def __init__(self, service: Service, answer: Answer, model: str, echoed: list[list[int]] | None) -> None:
-        self._service, self._answer = service, answer
+    def __init__(
+        self, service: Service, answer: Answer, model: str, stream_options: Any, echoed: list[list[int]]
+    ) -> None:
+        super().__init__(service, answer, model, "cmpl", stream_options)
+        self.head["object"] = "text_completion"
         self._n = answer.asks[0].params.n
-        self._echoed = [ids for ids in echoed or () for _ in range(self._n)]
-        self._head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": service.fingerprint,
-        }
+        self._echoed = [ids for ids in echoed for _ in range(self._n)]
 
     async def whole(self) -> dict[str, Any]:
         """The body of a reply that is not a stream."""
-        completions = await self._answer.read()
+        completions = await self.answer.read()
         choices = []
         for index, completion in enumerate(completions):
             text, told = completion.text, completion.logprobs
             if self._echoed:
                 text = self._prompt_text(index) + text
                 told = None if told is None else [*self._prompt_choices(index), *told]
-            choices.append(self._choice(index, text, told, finish_reason(completion)))
-        return {**self._head, "choices": choices, **self._totals()}
+            choices.append(self._choice(index, text, told, openai.finish_reason(completion)))
+        return {**self.head, "choices": choices, **self.totals()}
 
-    async def events(self, with_usage: bool) -> AsyncIterator[str]:
+    async def events(self) -> AsyncIterator[str]:
         """The events of a stream."""
         for index in range(len(self._echoed)):
             yield self._chunk(index, self._prompt_text(index))
-        async for chunk in self._answer:
+        async for chunk in self.answer:
             yield self._chunk(chunk.index, chunk.text, chunk.logprobs or None)
-        for index, completion in enumerate(self._answer.completions):
-            yield self._chunk(index, "", reason=finish_reason(completion))
-        if with_usage:
-            yield event({**self._head, "choices": [], **self._totals()})
-        yield DONE
-
-    def _totals(self) -> dict[str, Any]:
-        answer = self._answer
-        return {
-            "usage": openai.usage(answer, self._service.answerer),
-            "timings": openai.timings(answer.completions[0]),
-        }
+        for index, completion in enumerate(self.answer.completions):
+            yield self._chunk(index, "", reason=openai.finish_reason(completion))
+        if self.with_usage:
+            yield event({**self.head, "choices": [], **self.totals()})
+        yield openai.DONE
 
     def _chunk(self, index: int, text: str, told: Sequence[Choice] | None = None, reason: str | None = None) -> str:
-        return event({**self._head, "choices": [self._choice(index, text, told, reason)]})
+        return event({**self.head, "choices": [self._choice(index, text, told, reason)]})
 
     def _choice(self, index: int, text: str, told: Sequence[Choice] | None, reason: str | None) -> dict[str, Any]:
         return {
@@ -139,15 +119,15 @@ class Reply:
         }
 
     def _prompt_text(self, index: int) -> str:
-        return self._service.llm.tokenizer.decode(self._echoed[index], skip_special=False)
+        return self.service.llm.tokenizer.decode(self._echoed[index], skip_special=False)
 
     def _prompt_choices(self, index: int) -> list[Choice]:
         """The prompt's tokens; the first has no log-probability."""
-        values = self._answer.prompts[index // self._n].prompt_logprobs or []
+        values = self.answer.prompts[index // self._n].prompt_logprobs or []
         return [Choice(id, value) for id, value in zip(self._echoed[index], [None, *values], strict=True)]
 
     def _logprobs(self, told: Sequence[Choice]) -> dict[str, Any]:
-        llm = self._service.llm
+        llm = self.service.llm
         offset, tokens, offsets, values, tops = 0, [], [], [], []
         for choice in told:
             text = llm.tokenizer.token_bytes(choice.token).decode("utf-8", "replace")

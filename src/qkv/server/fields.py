@@ -25,7 +25,7 @@ def _whole(value: object) -> object:
 
 Whole = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Objects = list[dict[str, Any]]
+Objects = Annotated[list[dict[str, Any]], Field(max_length=4096)]
 
 
 def names(text: str) -> frozenset[str]:
@@ -47,12 +47,17 @@ class Fields(BaseModel):
     stream: bool | None = None
 
 
-class Sampling(Fields):
-    """The fields that go to `SamplingParams` under their own names."""
+class Sampled(Fields):
+    """What all APIs have of sampling."""
 
     temperature: Annotated[Number, Field(ge=0)] | None = None
     top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     top_k: Annotated[Whole, Field(ge=-1, le=LARGEST)] | None = None
+
+
+class Sampling(Sampled):
+    """The fields that go to `SamplingParams` under their own names."""
+
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None

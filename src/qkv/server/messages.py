@@ -12,17 +12,15 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from qkv.engine.params import LARGEST
 from qkv.llm import Chunk, Completion
 from qkv.server import openai
 from qkv.server.answering import Answer, Ask
 from qkv.server.errors import ApiError
-from qkv.server.fields import Fields, Number, Objects, Whole, names, read, sampling_params
-from qkv.server.service import described, service_of
-from qkv.server.streaming import EventStream, event, whole
+from qkv.server.fields import Fields, Objects, Sampled, Whole, names, read, sampling_params
+from qkv.server.service import Service, described, service_of
+from qkv.server.streaming import Reply, event
 
 router = APIRouter()
-PING = event({"type": "ping"}, "ping")
 BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 """Claude Code begins its system text with a line that changes: with it, no turn would find its prefix in the cache."""
 
@@ -43,14 +41,11 @@ class CountRequest(Fields):
     output_config: dict[str, Any] | None = None
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountRequest, Sampled):
     """A conversation to answer."""
 
     max_tokens: Annotated[Whole, Field(ge=1)]
     stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None
-    temperature: Annotated[Number, Field(ge=0)] | None = None
-    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[Whole, Field(ge=-1, le=LARGEST)] | None = None
 
 
 @router.post("/v1/messages", openapi_extra=described(MessagesRequest))
@@ -59,31 +54,19 @@ async def create_message(request: Request) -> Response:
     asked = await read(request, MessagesRequest)
     service = service_of(request)
     model = service.model_name(asked.model) if service.settings.strict else asked.model or service.id
-    ask = to_ask(asked, service.settings.max_messages)
-    answer = await service.answerer.start(ask)
-    reply = Reply(answer, model)
-    if not asked.stream:
-        return await whole(request, answer, reply.whole)
-    return EventStream(answer, reply.events(), _failure, ping=PING, ping_seconds=service.settings.ping_seconds)
+    answer = await service.answerer.start(to_ask(asked))
+    return await MessagesReply(service, answer, model).response(request, asked.stream)
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=described(CountRequest))
 async def count_tokens(request: Request) -> dict[str, int]:
     """How many tokens the prompt has."""
-    asked = await read(request, CountRequest)
-    service = service_of(request)
-    ask = to_ask(asked, service.settings.max_messages)
-    return {"input_tokens": len(await service.answerer.prompt_ids(ask))}
+    ask = to_ask(await read(request, CountRequest))
+    return {"input_tokens": len(await service_of(request).answerer.prompt_ids(ask))}
 
 
-def _failure(error: ApiError) -> str:
-    return event(error.anthropic(), "error")
-
-
-def to_ask(asked: CountRequest, max_messages: int) -> Ask:
+def to_ask(asked: CountRequest) -> Ask:
     """What the model is asked."""
-    if len(asked.messages) > max_messages:
-        raise ApiError(f"messages: {len(asked.messages)} are more than {max_messages}", param="messages")
     messages: list[Mapping[str, Any]] = []
     system = _system(asked.system)
     if system:
@@ -113,8 +96,7 @@ def _thinking(asked: CountRequest, config: Mapping[str, Any]) -> tuple[bool | No
     """Whether to think, and the most tokens of it. In this API a model thinks when it is asked to."""
     given = asked.thinking or {}
     kind, word, budget = given.get("type"), config.get("effort"), given.get("budget_tokens")
-    if word is not None and word not in openai.EFFORTS:
-        raise ApiError(f"output_config.effort: must be one of {', '.join(openai.EFFORTS)}", param="output_config")
+    asked_effort = openai.effort(word, "output_config.effort")
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
         raise ApiError("thinking.budget_tokens: must be a whole number of at least 1", param="thinking")
     if kind not in (None, "enabled", "adaptive", "disabled"):
@@ -123,7 +105,7 @@ def _thinking(asked: CountRequest, config: Mapping[str, Any]) -> tuple[bool | No
         )
     if kind == "enabled":
         return True, budget
-    return openai.effort(word) if kind == "adaptive" or (kind is None and word is not None) else (False, None)
+    return asked_effort if kind == "adaptive" or (kind is None and word is not None) else (False, None)
 
 
 def _system(system: str | Objects | None) -> str:
@@ -197,11 +179,13 @@ def _tool_choice(choice: Mapping[str, Any]) -> Any:
     return "required" if kind == "any" else kind
 
 
-class Reply:
+class MessagesReply(Reply):
     """An answer in the API's words."""
 
-    def __init__(self, answer: Answer, model: str) -> None:
-        self._answer = answer
+    PING = event({"type": "ping"}, "ping")
+
+    def __init__(self, service: Service, answer: Answer, model: str) -> None:
+        super().__init__(service, answer, model)
         self._head = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
@@ -213,7 +197,7 @@ class Reply:
 
     async def whole(self) -> dict[str, Any]:
         """The body of a reply that is not a stream."""
-        (completion,) = await self._answer.read()
+        (completion,) = await self.answer.read()
         content: list[dict[str, Any]] = []
         if completion.thinking:
             content.append({"type": "thinking", "thinking": completion.thinking, "signature": ""})
@@ -226,18 +210,22 @@ class Reply:
 
     async def events(self) -> AsyncIterator[str]:
         """The events of a stream."""
-        usage = {"input_tokens": self._answer.prompt_tokens, "output_tokens": 0, "cache_read_input_tokens": 0}
+        usage = {"input_tokens": self.answer.prompt_tokens, "output_tokens": 0, "cache_read_input_tokens": 0}
         nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
         yield _event("message_start", message={**self._head, **nothing, "usage": usage})
-        async for chunk in self._answer:
+        async for chunk in self.answer:
             for text in self._of_chunk(chunk):
                 yield text
-        (completion,) = self._answer.completions
+        (completion,) = self.answer.completions
         if self._index < 0:
             yield self._start({"type": "text", "text": ""})
         yield self._stop()
         yield _event("message_delta", delta=self._end(completion), usage=self._usage(completion))
         yield _event("message_stop")
+
+    def failure(self, error: ApiError) -> str:
+        """One event."""
+        return event(error.anthropic(), "error")
 
     def _of_chunk(self, chunk: Chunk) -> list[str]:
         out: list[str] = []

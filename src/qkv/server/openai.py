@@ -3,22 +3,67 @@
 from __future__ import annotations
 
 import math
+import secrets
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qkv.engine.sampling import Choice
 from qkv.llm import LLM, Completion
-from qkv.server.answering import Answer, Answerer
+from qkv.server.answering import Answer
 from qkv.server.errors import ApiError
+from qkv.server.service import Service
+from qkv.server.streaming import Reply, event
 
+DONE = "data: [DONE]\n\n"
 EFFORTS = {"none": 0, "minimal": 0, "low": 1024, "medium": 4096, "high": None, "xhigh": None, "max": None}
 """reasoning_effort → the most tokens of thinking; 0 is no thinking, None has no limit."""
 
 
-def effort(word: str | None) -> tuple[bool | None, int | None]:
+class OpenAIReply(Reply):
+    """What the replies of chat and completions share. kind: what the ids of the API's replies begin with."""
+
+    def __init__(self, service: Service, answer: Answer, model: str, kind: str, stream_options: Any) -> None:
+        super().__init__(service, answer, model)
+        self.with_usage = bool((stream_options or {}).get("include_usage"))
+        self.head = {
+            "id": f"{kind}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": service.fingerprint,
+        }
+
+    def failure(self, error: ApiError) -> str:
+        """An event, and the end."""
+        return event(error.openai()) + DONE
+
+    def totals(self) -> dict[str, Any]:
+        """The tokens of all choices, and the times of the first."""
+        firsts, completions = self.answer.prompts, self.answer.completions
+        made = sum(len(completion.token_ids) for completion in completions)
+        prompt = sum(first.timings.prompt_tokens for first in firsts)
+        thinking = sum(map(self.service.answerer.thinking_tokens, completions))
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": made,
+            "total_tokens": prompt + made,
+            "prompt_tokens_details": {"cached_tokens": sum(first.timings.reused_tokens for first in firsts)},
+            "completion_tokens_details": {"reasoning_tokens": thinking},
+        }
+        return {"usage": usage, "timings": timings(completions[0])}
+
+
+def finish_reason(completion: Completion) -> str:
+    """The API's word: an answer that was ended because it repeated itself has stopped."""
+    return completion.finish_reason if completion.finish_reason in ("length", "tool_calls") else "stop"
+
+
+def effort(word: Any, field: str) -> tuple[bool | None, int | None]:
     """Whether to think, and the most tokens of it."""
     if word is None:
         return None, None
+    if not isinstance(word, str) or word not in EFFORTS:
+        raise ApiError(f"{field}: must be one of {', '.join(EFFORTS)}", param=field, code="invalid_value")
     return EFFORTS[word] != 0, EFFORTS[word] or None
 
 
@@ -46,20 +91,6 @@ def functions(tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str
             kind = str(tool["type"])[:40]
             raise ApiError(f"tools[{at}].type: only functions can be called, not {kind!r}", param=f"tools[{at}].type")
     return tools
-
-
-def usage(answer: Answer, answerer: Answerer) -> dict[str, Any]:
-    """Tokens, as chat and completions report them."""
-    firsts = answer.prompts
-    made = sum(len(completion.token_ids) for completion in answer.completions)
-    prompt = sum(first.timings.prompt_tokens for first in firsts)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": made,
-        "total_tokens": prompt + made,
-        "prompt_tokens_details": {"cached_tokens": sum(first.timings.reused_tokens for first in firsts)},
-        "completion_tokens_details": {"reasoning_tokens": sum(map(answerer.thinking_tokens, answer.completions))},
-    }
 
 
 def timings(completion: Completion) -> dict[str, Any]:

@@ -11,21 +11,20 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from qkv.engine.params import LARGEST
 from qkv.engine.sampling import Choice
 from qkv.llm import Chunk, Completion
 from qkv.server import openai
 from qkv.server.answering import Answer, Ask
 from qkv.server.errors import ApiError
-from qkv.server.fields import Fields, Number, Objects, Whole, names, read, sampling_params
+from qkv.server.fields import Objects, Sampled, Whole, names, read, sampling_params
 from qkv.server.service import Service, described, service_of
-from qkv.server.streaming import EventStream, event, whole
+from qkv.server.streaming import Reply, event
 
 router = APIRouter()
 TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
-class ResponsesRequest(Fields):
+class ResponsesRequest(Sampled):
     """A conversation to answer."""
 
     WITHOUT_EFFECT = names(
@@ -48,9 +47,6 @@ class ResponsesRequest(Fields):
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
-    temperature: Annotated[Number, Field(ge=0)] | None = None
-    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[Whole, Field(ge=-1, le=LARGEST)] | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
 
 
@@ -60,36 +56,28 @@ async def respond(request: Request) -> Response:
     asked = await read(request, ResponsesRequest)
     service = service_of(request)
     model = service.model_name(asked.model)
-    answer = await service.answerer.start(to_ask(asked, service.settings.max_messages))
-    reply = Reply(service, answer, model, asked)
-    if not asked.stream:
-        return await whole(request, answer, reply.whole)
-    return EventStream(answer, reply.events(), reply.failure, ping_seconds=service.settings.ping_seconds)
+    answer = await service.answerer.start(to_ask(asked))
+    return await ResponsesReply(service, answer, model, asked).response(request, asked.stream)
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=described(ResponsesRequest))
 async def count_input(request: Request) -> dict[str, Any]:
     """How many tokens the prompt has."""
-    asked = await read(request, ResponsesRequest)
-    service = service_of(request)
-    ask = to_ask(asked, service.settings.max_messages)
-    return {"object": "response.input_tokens", "input_tokens": len(await service.answerer.prompt_ids(ask))}
+    ask = to_ask(await read(request, ResponsesRequest))
+    ids = await service_of(request).answerer.prompt_ids(ask)
+    return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
 
-def to_ask(asked: ResponsesRequest, max_messages: int) -> Ask:
+def to_ask(asked: ResponsesRequest) -> Ask:
     """What the model is asked."""
     items = [{"role": "user", "content": asked.input}] if isinstance(asked.input, str) else asked.input
-    if len(items) > max_messages:
-        raise ApiError(f"input: {len(items)} items are more than {max_messages}", param="input")
     messages: list[dict[str, Any]] = []
     if asked.instructions:
         messages.append({"role": "system", "content": asked.instructions})
     for at, item in enumerate(items):
         _add(messages, item, f"input[{at}]")
     word = (asked.reasoning or {}).get("effort")
-    if word is not None and word not in openai.EFFORTS:
-        raise ApiError(f"reasoning.effort: must be one of {', '.join(openai.EFFORTS)}", param="reasoning.effort")
-    thinking, budget = openai.effort(word)
+    thinking, budget = openai.effort(word, "reasoning.effort")
     return Ask(
         messages=messages,
         params=sampling_params(
@@ -166,11 +154,11 @@ def _text(content: Any, field: str) -> str:
     return "".join(texts)
 
 
-class Reply:
+class ResponsesReply(Reply):
     """An answer in the API's words: items of output, each begun, filled and done."""
 
     def __init__(self, service: Service, answer: Answer, model: str, asked: ResponsesRequest) -> None:
-        self._service, self._answer = service, answer
+        super().__init__(service, answer, model)
         params = answer.asks[0].params
         self._head = {
             "id": _id("resp"),
@@ -197,7 +185,7 @@ class Reply:
 
     async def whole(self) -> dict[str, Any]:
         """The body of a reply that is not a stream: the stream's last state."""
-        async for chunk in self._answer:
+        async for chunk in self.answer:
             self._of_chunk(chunk)
         self._close("completed")
         return self._final()
@@ -206,7 +194,7 @@ class Reply:
         """The events of a stream."""
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._state("in_progress"))
-        async for chunk in self._answer:
+        async for chunk in self.answer:
             for text in self._of_chunk(chunk):
                 yield text
         for text in self._close("completed"):
@@ -226,7 +214,7 @@ class Reply:
         return {**self._head, **nothing, "status": status, "output": self._output}
 
     def _final(self) -> dict[str, Any]:
-        (completion,) = self._answer.completions
+        (completion,) = self.answer.completions
         cut = completion.finish_reason == "length"
         if cut and self._output:
             self._output[-1]["status"] = "incomplete"
@@ -242,7 +230,7 @@ class Reply:
             "input_tokens": times.prompt_tokens,
             "input_tokens_details": {"cached_tokens": times.reused_tokens, "cache_write_tokens": 0},
             "output_tokens": made,
-            "output_tokens_details": {"reasoning_tokens": self._service.answerer.thinking_tokens(completion)},
+            "output_tokens_details": {"reasoning_tokens": self.service.answerer.thinking_tokens(completion)},
             "total_tokens": times.prompt_tokens + made,
         }
 
@@ -317,7 +305,7 @@ class Reply:
         return self._event(kind, item_id=self._output[-1]["id"], output_index=self._at, **fields)
 
     def _logprobs(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
-        return [openai.logprob(self._service.llm, choice) for choice in choices]
+        return [openai.logprob(self.service.llm, choice) for choice in choices]
 
 
 def _id(kind: str) -> str:

@@ -17,8 +17,6 @@ from qkv.server.errors import ApiError
 from qkv.server.metrics import Metrics
 from qkv.server.settings import Settings
 
-REFERENCE = "#/components/schemas/{model}"
-
 
 class Service:
     """One model behind one address."""
@@ -63,20 +61,5 @@ def service_of(request: Request) -> Service:
 
 
 def described(kind: type[BaseModel]) -> dict[str, Any]:
-    """What /openapi.json says of an endpoint whose body is of this kind. The schema itself is put in by `app`."""
-    schema = {"$ref": REFERENCE.format(model=kind.__name__)}
-    _described[kind.__name__] = kind
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-_described: dict[str, type[BaseModel]] = {}
-
-
-def described_schemas() -> dict[str, Any]:
-    """The schemas of all bodies."""
-    schemas: dict[str, Any] = {}
-    for name, kind in _described.items():
-        schema = kind.model_json_schema(ref_template=REFERENCE)
-        schemas |= schema.pop("$defs", {})
-        schemas[name] = schema
-    return schemas
+    """What /openapi.json says of an endpoint whose body is of this kind."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": kind.model_json_schema()}}}}

@@ -14,7 +14,7 @@ class Settings:
     host: the address the server is bound to; hosts: names by which it may be called, beside addresses and localhost.
     origins: web pages elsewhere that may use it.
     aliases: other names of the model. strict: refuse unknown model names and fields.
-    max_body: bytes. max_messages: of one conversation. max_waiting: requests that may wait.
+    max_body: bytes. max_waiting: requests that may wait.
     """
 
     api_key: str | None = None
@@ -25,7 +25,6 @@ class Settings:
     strict: bool = False
     log_prompts: bool = False
     max_body: int = 8 << 20
-    max_messages: int = 4096
     max_waiting: int = 256
     body_seconds: float = 30.0
     prepare_seconds: float = 20.0

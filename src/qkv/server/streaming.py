@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -14,10 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from qkv.server.answering import Answer
 from qkv.server.errors import ApiError, api_error
+from qkv.server.service import Service
 
 T = TypeVar("T")
-COMMENT = ": ping\n\n"
-"""What every client skips."""
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # no proxy may hold events back
 
 
@@ -27,38 +27,59 @@ def event(data: Any, name: str | None = None) -> str:
     return f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
 
 
-class EventStream(Response):
-    """Sends `events`, and `ping` whenever there is none for a while.
+class Reply(ABC):
+    """An answer in the words of one API."""
 
-    When the client goes, and when all is sent, the answer is closed. What fails on the way becomes the events of
-    `failure`, and the stream ends.
-    """
+    PING = ": ping\n\n"
+    """What a stream says when it is silent: every client skips a comment."""
+
+    def __init__(self, service: Service, answer: Answer, model: str) -> None:
+        self.service, self.answer, self.model = service, answer, model
+
+    @abstractmethod
+    async def whole(self) -> dict[str, Any]:
+        """The body of a reply that is not a stream."""
+
+    @abstractmethod
+    def events(self) -> AsyncIterator[str]:
+        """The events of a stream."""
+
+    @abstractmethod
+    def failure(self, error: ApiError) -> str:
+        """The events by which a stream tells that it cannot go on."""
+
+    async def response(self, request: Request, stream: bool | None) -> Response:
+        """The reply, as a stream or whole. When the client has gone, and when all is sent, the answer is closed."""
+        if stream:
+            return EventStream(self)
+        try:
+            body = await unless_gone(request.receive, self.whole())
+        finally:
+            self.answer.close()
+        if body is None:
+            return Response(status_code=499)  # nobody reads it
+        return Response(json.dumps(body, ensure_ascii=False, allow_nan=False), media_type="application/json")
+
+
+class EventStream(Response):
+    """Sends a reply's events, and pings whenever there is none for a while. What fails becomes its last event."""
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        answer: Answer,
-        events: AsyncIterator[str],
-        failure: Callable[[ApiError], str],
-        *,
-        ping: str = COMMENT,
-        ping_seconds: float,
-    ) -> None:
+    def __init__(self, reply: Reply) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
-        self._answer, self._events, self._failure = answer, events, failure
-        self._ping, self._ping_seconds = ping, ping_seconds
+        self._reply = reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             await unless_gone(receive, self._send(send))
         finally:
-            self._answer.close()
+            self._reply.answer.close()
 
     async def _send(self, send: Send) -> None:
-        said = time.monotonic()
+        said, most = time.monotonic(), self._reply.service.settings.ping_seconds
 
         async def say(text: str, more: bool = True) -> None:
             nonlocal said
@@ -68,29 +89,17 @@ class EventStream(Response):
         async def ping() -> None:
             while True:
                 silent = time.monotonic() - said
-                await (say(self._ping) if silent >= self._ping_seconds else asyncio.sleep(self._ping_seconds - silent))
+                await (say(self._reply.PING) if silent >= most else asyncio.sleep(most - silent))
 
-        pinging = asyncio.create_task(ping())
-        last = ""
+        pinging, last = asyncio.create_task(ping()), ""
         try:
-            async for text in self._events:
+            async for text in self._reply.events():
                 await say(text)
         except Exception as error:
-            last = self._failure(api_error(error))
+            last = self._reply.failure(api_error(error))
         finally:
             pinging.cancel()
         await say(last, more=False)
-
-
-async def whole(request: Request, answer: Answer, make: Callable[[], Awaitable[Any]]) -> Response:
-    """The answer as one JSON body."""
-    try:
-        body = await unless_gone(request.receive, make())
-    finally:
-        answer.close()
-    if body is None:
-        return Response(status_code=499)  # nobody reads it
-    return Response(json.dumps(body, ensure_ascii=False, allow_nan=False), media_type="application/json")
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T]) -> T | None:
