@@ -48,9 +48,8 @@ class Ask:
 class Answer:
     """The answers to one or more asks, as they are made: iterate it once, then `completions` has them all.
 
-    `prompts` has the first completion of each ask.
-
-    A chunk's `index` counts the choices of all asks. `close` stops the work, at any time, as often as you like.
+    `prompts` has the first completion of each ask. A chunk's `index` counts the choices of all asks. `close` stops the
+    work, at any time, as often as you like.
     """
 
     def __init__(self, asks: Sequence[Ask], streams: Sequence[Stream], metrics: Metrics, asked: float) -> None:
@@ -126,6 +125,10 @@ class Answerer:
         """How many requests are being prepared or answered."""
         self._open = {answer for answer in self._open if not answer._closed}
         return self._preparing + len(self._open)
+
+    def warm_up(self) -> None:
+        """Learn the vocabulary for grammars in the background. Where it fails, a request with a grammar tells why."""
+        self._pool.submit(self.llm.prepare_grammars)
 
     async def start(self, *asks: Ask) -> Answer:
         """Queue what is asked. Everything that can be wrong with it is raised here."""

@@ -37,6 +37,7 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.answerer.warm_up()
         yield
         service.answerer.close()
 

@@ -15,6 +15,7 @@ from qkv.server.answering import Answer, Ask
 from qkv.server.fields import Objects, Sampling, Whole, names, read, sampling_params
 from qkv.server.service import Service, described, service_of
 from qkv.server.streaming import event
+from qkv.text.answer.tools import ToolCall, ToolCallDelta
 
 router = APIRouter()
 
@@ -157,43 +158,25 @@ class ChatReply(openai.OpenAIReply):
         return event({**self.head, "object": "chat.completion.chunk", "choices": [choice], **more})
 
     def _delta(self, chunk: Chunk) -> dict[str, Any]:
-        delta: dict[str, Any] = {}
-        if chunk.thinking:
-            delta |= {"reasoning_content": chunk.thinking, "reasoning": chunk.thinking}
-        if chunk.text:
-            delta["content"] = chunk.text
-        calls = []
-        for call in chunk.tool_calls:
-            function = (
-                {"arguments": call.arguments} if call.id is None else {"name": call.name, "arguments": call.arguments}
-            )
-            head = {} if call.id is None else {"id": call.id, "type": "function"}
-            calls.append({"index": call.index, **head, "function": function})
-        if calls and self._old_style:
-            delta["function_call"] = calls[0]["function"]
-        elif calls:
-            delta["tool_calls"] = calls
-        return delta
+        calls = [{"index": call.index, **_call(call)} for call in chunk.tool_calls]
+        return ({"content": chunk.text} if chunk.text else {}) | self._more(chunk.thinking, calls)
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
-        calls = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in completion.tool_calls
-        ]
-        message: dict[str, Any] = {"role": "assistant", "content": completion.text or (None if calls else "")}
-        message["refusal"] = None
-        if completion.thinking:
-            message |= {"reasoning_content": completion.thinking, "reasoning": completion.thinking}
-        if calls and self._old_style:
-            message["function_call"] = calls[0]["function"]
-        elif calls:
-            message["tool_calls"] = calls
+        calls = [_call(call) for call in completion.tool_calls]
+        message = {"role": "assistant", "content": completion.text or (None if calls else ""), "refusal": None}
         return {
             "index": index,
-            "message": message,
+            "message": message | self._more(completion.thinking, calls),
             "logprobs": self._logprobs(completion.logprobs),
             "finish_reason": self._reason(completion),
         }
+
+    def _more(self, thinking: str, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Thinking, under the two names that clients read, and calls."""
+        more: dict[str, Any] = {"reasoning_content": thinking, "reasoning": thinking} if thinking else {}
+        if calls:
+            more |= {"function_call": calls[0]["function"]} if self._old_style else {"tool_calls": calls}
+        return more
 
     def _reason(self, completion: Completion) -> str:
         called = completion.finish_reason == "tool_calls" and self._old_style
@@ -204,3 +187,8 @@ class ChatReply(openai.OpenAIReply):
             return None
         llm = self.service.llm
         return {"content": [openai.logprob(llm, choice) for choice in choices], "refusal": None}
+
+
+def _call(call: ToolCall | ToolCallDelta) -> dict[str, Any]:
+    """A call, which comes whole in streams too."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

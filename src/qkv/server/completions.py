@@ -111,12 +111,8 @@ class CompletionReply(openai.OpenAIReply):
         return event({**self.head, "choices": [self._choice(index, text, told, reason)]})
 
     def _choice(self, index: int, text: str, told: Sequence[Choice] | None, reason: str | None) -> dict[str, Any]:
-        return {
-            "index": index,
-            "text": text,
-            "logprobs": None if told is None else self._logprobs(told),
-            "finish_reason": reason,
-        }
+        logprobs = None if told is None else self._logprobs(told)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     def _prompt_text(self, index: int) -> str:
         return self.service.llm.tokenizer.decode(self._echoed[index], skip_special=False)

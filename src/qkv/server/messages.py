@@ -186,12 +186,7 @@ class MessagesReply(Reply):
 
     def __init__(self, service: Service, answer: Answer, model: str) -> None:
         super().__init__(service, answer, model)
-        self._head = {
-            "id": f"msg_{secrets.token_hex(12)}",
-            "type": "message",
-            "role": "assistant",
-            "model": model,
-        }
+        self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
         self._open: str | None = None  # the kind of the block that is being written
         self._index = -1
 

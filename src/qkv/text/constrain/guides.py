@@ -209,11 +209,6 @@ class AnswerGuide:
         self._may_open = self._may_break = False
         if self._follower is not None and not separator:
             self._follower.push(id)
-        if self._calls is not None:
-            self._follow_call(self._calls, id)
-
-    def _follow_call(self, calls: Calls, id: int) -> None:
-        if self._follower is None and id == calls.opening:
-            self._follower = calls.grammar.start()
-        elif id == calls.closing:
-            self._follower = None
+        if self._calls is not None and id in self._calls[:2]:
+            inside = self._follower is None and id == self._calls.opening
+            self._follower = self._calls.grammar.start() if inside else None
