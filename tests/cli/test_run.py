@@ -290,7 +290,7 @@ def test_piped_bytes_that_are_not_utf8(
 ) -> None:
     pipe_in(monkeypatch, b"ab\xff")
     assert execute(["run"]) == 2
-    assert capsys.readouterr() == ("", "qkv: standard input is not UTF-8 text (byte 3)\n")
+    assert capsys.readouterr() == ("", "qkv: standard input: not UTF-8 text (byte 3)\n")
 
 
 def test_an_error_of_the_model_is_one_line_without_control_characters(

@@ -12,6 +12,7 @@ from typer import Option
 from qkv.cli import options, terminal
 from qkv.cli.bars import Bars
 from qkv.errors import ParameterError
+from qkv.explain.charts import table
 
 if TYPE_CHECKING:
     from qkv.measure.bandwidth import Reader
@@ -163,7 +164,6 @@ def measure_point(reader: Reader, bursts: Bursts, point: Point, rounds: int, rea
 
 def as_text(result: dict[str, Any]) -> str:
     """The table, at most 80 columns wide."""
-    from qkv.explain.charts import table
     from qkv.opened import label
 
     rows = [["", "tokens/s", "ms a step", "MB a step", "GB/s", "of read", "GOP/s"]]

@@ -61,8 +61,8 @@ class Conversation:
 
     def messages(self, question: str) -> list[dict[str, Any]]:
         """Everything the model is shown when `question` is asked."""
-        head = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*head, *self.turns, {"role": "user", "content": question}]
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, *self.turns, {"role": "user", "content": question}]
 
     def add(self, question: str, answer: str, thinking: str) -> None:
         """Keep a question and its answer; templates decide how much of the thinking later turns see."""
@@ -124,12 +124,10 @@ class Chat:
 
     def _ask(self, question: str) -> None:
         """Print the answer and keep both."""
-        printer = AnswerPrinter()
-        stream = None
+        printer, stream = AnswerPrinter(), None
         try:
-            stream = self.llm.stream_chat(
-                self.conversation.messages(question), self.params, thinking=self.conversation.think
-            )
+            messages = self.conversation.messages(question)
+            stream = self.llm.stream_chat(messages, self.params, thinking=self.conversation.think)
             with terminal.typing_unseen():
                 printer.print(stream)
         except KeyboardInterrupt:
@@ -187,7 +185,4 @@ def _piped_lines() -> Iterator[str]:
     if sys.stdin is None:
         return
     for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            raise QkvError(f"standard input, line {number}: not UTF-8 text (byte {error.start + 1})") from None
+        yield options.utf8(line, f"standard input, line {number}").removesuffix("\n").removesuffix("\r")

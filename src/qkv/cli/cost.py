@@ -9,13 +9,12 @@ from typer import Option
 
 from qkv.cli import options, terminal
 from qkv.cli.bars import Bars
-from qkv.cli.models import table
 from qkv.errors import ParameterError
+from qkv.explain.charts import si, table
 
 if TYPE_CHECKING:
     from qkv.model.config import ModelConfig
     from qkv.model.cost import Limits, Part, Weights
-    from qkv.opened import Known
 
 
 def cost(
@@ -44,32 +43,27 @@ def cost(
     """
     from qkv.model.cost import decode_cost, prefill_cost
     from qkv.opened import known_model
+    from qkv.weights.choices import CHOICES
 
     known = known_model(model)
-    config, formats = known.config, formats_counted(known, weights)
+    formats: Weights
+    config, formats = known.config, weights or "int8"
+    if known.files is not None and weights in (None, *CHOICES):  # as they would be loaded
+        formats = known.files.formats(weights)
+    names = formats if isinstance(formats, str) else " + ".join(sorted({*formats.values()}))
     prefill = prefill_cost(config, context, batch, weights=formats, cache=cache)
     decode = decode_cost(config, context, batch, weights=formats, cache=cache)
     limits, source = machine_limits(gbps, gflops, threads)
     many = f" of each of {batch:,} sequences" if batch > 1 else ""
     rows = _header(known.label, config, context, batch, cache)
     rows.append(("limits", f"{limits_text(limits)} ({source})"))
-    text = table(rows) + f"\nPrefill of {terminal.count_text(context, 'token')}{many}, weights {_names(formats)}\n"
+    text = (
+        table(rows, left=2, rule=False)
+        + f"\nPrefill of {terminal.count_text(context, 'token')}{many}, weights {names}\n"
+    )
     text += parts_table(prefill, limits)
     text += f"\nDecode of one token{many}, the one at position {context:,}\n" + parts_table(decode, limits)
     terminal.write(terminal.for_output(text))
-
-
-def formats_counted(known: Known, weights: str | None) -> Weights:
-    """Each matrix's format as it would be loaded where the files are here, else one format for all."""
-    from qkv.weights.choices import CHOICES
-
-    if known.files is not None and weights in (None, *CHOICES):
-        return known.files.formats(weights)
-    return weights or "int8"
-
-
-def _names(formats: Weights) -> str:
-    return formats if isinstance(formats, str) else " + ".join(sorted({*formats.values()}))
 
 
 def machine_limits(gbps: float | None, gflops: float | None, threads: int | None) -> tuple[Limits, str]:
@@ -79,8 +73,10 @@ def machine_limits(gbps: float | None, gflops: float | None, threads: int | None
     for name, value in (("--gbps", gbps), ("--gflops", gflops)):
         if value is not None and not 0 < value < 1e12:
             raise ParameterError(f"{name} must be a positive number, got {value:g}")
-    if gbps is not None and gflops is not None:
-        return Limits(gbps * 1e9, gflops * 1e9, gflops * 1e9), "as given"
+    given = {"bytes_per_second": gbps, "flop_per_second": gflops, "flop_per_second_int8": gflops}
+    rates = {name: value * 1e9 for name, value in given.items() if value is not None}
+    if len(rates) == len(given):
+        return Limits(**rates), "as given"
     from qkv.measure.limits import measure_limits  # compiles kernels
     from qkv.opened import thread_count
 
@@ -88,18 +84,13 @@ def machine_limits(gbps: float | None, gflops: float | None, threads: int | None
     with Bars() as bars:
         limits = measure_limits(count, bars)
     source = f"measured, {terminal.count_text(count, 'thread')}"
-    if gbps is not None:
-        return replace(limits, bytes_per_second=gbps * 1e9), f"GB/s as given, the rest {source}"
-    if gflops is not None:
-        rate = gflops * 1e9
-        return replace(limits, flop_per_second=rate, flop_per_second_int8=rate), f"FLOP/s as given, the rest {source}"
-    return limits, source
+    if rates:
+        source = f"{'FLOP/s' if gbps is None else 'GB/s'} as given, the rest {source}"
+    return replace(limits, **rates), source
 
 
 def limits_text(limits: Limits) -> str:
     """ "23.1 GB/s, 187 GFLOP/s, int8 721 GFLOP/s"."""
-    from qkv.explain.charts import si
-
     rates = f"{si(limits.bytes_per_second, 'B/s')}, {si(limits.flop_per_second, 'FLOP/s')}"
     if limits.flop_per_second_int8 == limits.flop_per_second:
         return rates
@@ -108,8 +99,6 @@ def limits_text(limits: Limits) -> str:
 
 def parts_table(parts: list[Part], limits: Limits) -> str:
     """A line for each part of the model, and their sum."""
-    from qkv.explain import charts
-    from qkv.explain.charts import si
     from qkv.model.cost import total
 
     rows = [("part", "parameters", "textbook", "executed", "bytes", "FLOP/B", "time", "limit")]
@@ -117,19 +106,10 @@ def parts_table(parts: list[Part], limits: Limits) -> str:
     bounds = ["memory" if memory > compute else "compute" for memory, compute in least]
     times = [*map(max, least), sum(map(max, least))]
     for part, seconds, bound in zip([*parts, total(parts)], times, [*bounds, ""], strict=True):
-        rows.append(
-            (
-                part.name,
-                f"{part.parameters:,}",
-                si(part.textbook),
-                si(part.executed),
-                si(part.bytes, "B"),
-                f"{part.intensity:,.{0 if part.intensity >= 10 else 2}f}",
-                si(seconds, "s"),
-                bound,
-            )
-        )
-    return charts.table(rows)
+        counts = f"{part.parameters:,}", si(part.textbook), si(part.executed), si(part.bytes, "B")
+        intensity = f"{part.intensity:,.{0 if part.intensity >= 10 else 2}f}"
+        rows.append((part.name, *counts, intensity, si(seconds, "s"), bound))
+    return table(rows)
 
 
 def _header(label: str, config: ModelConfig, context: int, batch: int, cache: str) -> list[tuple[str, str]]:
@@ -137,7 +117,7 @@ def _header(label: str, config: ModelConfig, context: int, batch: int, cache: st
 
     table_size = config.vocab_size * config.hidden_size
     per_token = round(cache_bytes_per_position(config, cache))
-    sequences = "" if batch == 1 else f", {batch:,} sequences"
+    held = terminal.count_text(context, "position") + (f", {batch:,} sequences" if batch > 1 else "")
     square = 4 * config.num_attention_heads * config.head_dim
     rows = [
         ("model", label),
@@ -145,8 +125,7 @@ def _header(label: str, config: ModelConfig, context: int, batch: int, cache: st
         ("token table", f"{table_size:,}{', also the head' if config.tie_word_embeddings else ''}"),
         (
             f"KV cache, {cache}",
-            f"{per_token:,} bytes a token, {terminal.bytes_text(per_token * context * batch)}"
-            f" for {terminal.count_text(context, 'position')}{sequences}",
+            f"{per_token:,} bytes a token, {terminal.bytes_text(per_token * context * batch)} for {held}",
         ),
         ("attention", f"textbook: 4·H·d·T² = {square:,}·T² FLOP a layer, 4·H·d·T a new token"),
     ]

@@ -14,12 +14,12 @@ from typer import Argument, Option
 from qkv.cli import options, terminal
 from qkv.cli.bars import Bars
 from qkv.errors import ParameterError, QkvError
+from qkv.explain.charts import table
 
 if TYPE_CHECKING:
     from qkv.model.compiled import CompiledDecoder
     from qkv.opened import Opened
     from qkv.progress import Progress
-    from qkv.text.tokens.tokenizer import Tokenizer
 
 WINDOW = 1024
 STEP_ROWS = 128
@@ -60,20 +60,23 @@ def evaluate(
     likeliest token. Memory is that of all the formats' weights, however long the text. tokens/s is what each model
     took for its tokens, all their logits included, without the comparing.
     """
-    from qkv.engine.scoring import compare as compare_formats
-    from qkv.engine.scoring import window_and_stride
+    from qkv.engine import scoring
     from qkv.opened import label, open_model, thread_count
     from qkv.runtime.aside import aside
 
     formats, count = _formats(compare, weights), thread_count(threads)
+    if tokens is not None and tokens < 2:
+        raise ParameterError(f"--tokens must be at least 2, got {tokens}")
     text = read_text(file)
     with Bars(quiet=quiet) as bars, ExitStack() as stack:
         opened = open_model(model, bars)
         most = opened.config.max_position_embeddings
-        span, step = window_and_stride(min(WINDOW, most) if window is None else window, stride, most)
-        ids = _tokens(opened.tokenizer, text, tokens, file)
+        span, step = scoring.window_and_stride(min(WINDOW, most) if window is None else window, stride, most)
+        ids = opened.tokenizer.prompt(text)[:tokens]
+        if len(ids) < 2:
+            raise ParameterError(f"{file}: one token only; scoring needs two, to predict the second")
         decoders = _load_all(stack, opened, formats, cache, count, span, bars)
-        results = aside(lambda: compare_formats(decoders, ids, window=span, stride=step, progress=bars))
+        results = aside(lambda: scoring.compare(decoders, ids, window=span, stride=step, progress=bars))
     names = [wanted or " + ".join(sorted({*opened.formats(None).values()})) for wanted in formats]
     result = {
         "model": label(model),
@@ -105,10 +108,7 @@ def read_text(file: Path) -> str:
         raise QkvError(f"{file}: {(error.strerror or 'cannot be read').lower()}") from None
     if len(data) > LARGEST_FILE:
         raise QkvError(f"{file}: larger than {terminal.bytes_text(LARGEST_FILE)}; give a part of it")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise QkvError(f"{file}: not UTF-8 text (byte {error.start + 1})") from None
+    text = options.utf8(data, str(file))
     if "\0" in text:
         raise QkvError(f"{file}: not a text: it has null bytes")
     if not text.strip():
@@ -131,15 +131,6 @@ def _formats(compare: str | None, weights: str | None) -> list[str | None]:
     if len(set(names)) < len(names) or len(names) < 2:
         raise ParameterError(f"--compare needs two or more different formats, such as bf16,int8; got {compare!r}")
     return names
-
-
-def _tokens(tokenizer: Tokenizer, text: str, most: int | None, file: Path) -> list[int]:
-    if most is not None and most < 2:
-        raise ParameterError(f"--tokens must be at least 2, got {most}")
-    ids = tokenizer.prompt(text)[:most]
-    if len(ids) < 2:
-        raise ParameterError(f"{file}: one token only; scoring needs two, to predict the second")
-    return ids
 
 
 def _load_all(
@@ -176,20 +167,14 @@ def _load_all(
 
 def as_text(result: dict[str, Any]) -> str:
     """A table, and a line about how."""
-    from qkv.explain.charts import table
-
-    formats = result["formats"]
-    compared = len(formats) > 1
-    header = ["weights", "perplexity", "tokens/s"]
-    if compared:
-        header[2:2] = [f"KL({formats[0]['weights']}‖·)", "same top token"]
-    rows = [header]
-    for number, quality in enumerate(formats):
-        perplexity = "inf" if quality["perplexity"] is None else f"{quality['perplexity']:,.4f}"
-        row = [quality["weights"], perplexity, f"{quality['tokens_per_second']:,.0f}"]
-        if compared:
-            row[2:2] = [f"{quality['kl_divergence']:.6f}", f"{quality['same_top']:.2%}"] if number else ["", ""]
-        rows.append(row)
+    first, *others = result["formats"]
+    rows = [["weights", "perplexity", f"KL({first['weights']}‖·)", "same top token", "tokens/s"]]
+    for one in (first, *others):
+        perplexity = "inf" if one["perplexity"] is None else f"{one['perplexity']:,.4f}"
+        compared = ["", ""] if one is first else [f"{one['kl_divergence']:.6f}", f"{one['same_top']:.2%}"]
+        rows.append([one["weights"], perplexity, *compared, f"{one['tokens_per_second']:,.0f}"])
+    if not others:
+        rows = [[*row[:2], row[-1]] for row in rows]
     overlap = f", stride {result['stride']:,}" if result["tokens"] > result["window"] else ""
     how = f"{result['scored']:,} of {result['tokens']:,} tokens scored, window {result['window']:,}{overlap}"
     return table(rows) + f"{result['model']}, {result['file']}: {how}\n"

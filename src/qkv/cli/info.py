@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument
 
 from qkv.cli import terminal
-from qkv.cli.models import table
+from qkv.explain.charts import table
 
 if TYPE_CHECKING:
     from qkv.model.config import ModelConfig
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Rows = list[tuple[str, ...]]
 
 
-def info(name: Annotated[str, typer.Argument(help="Hub id, short name, .gguf file or folder.")]) -> None:
+def info(name: Annotated[str, Argument(help="Hub id, short name, .gguf file or folder.")]) -> None:
     """Show a model's shape, files and sizes. Never fetches anything.
 
     \b
@@ -31,13 +31,11 @@ def info(name: Annotated[str, typer.Argument(help="Hub id, short name, .gguf fil
     known = known_model(name)
     rows = [("model", known.label), *shape_rows(known.config)]
     if known.files is None:
-        here = names.is_local(name)
-        rows.append(
-            ("weights", "none in this folder" if here else f"not downloaded; fetch them: qkv pull {known.label}")
-        )
+        fetch = f"not downloaded; fetch them: qkv pull {known.label}"
+        rows.append(("weights", "none in this folder" if names.is_local(name) else fetch))
     else:
         rows += _file_rows(known.files)
-    terminal.write(terminal.for_output(table(rows)))
+    terminal.write(terminal.for_output(table(rows, left=2, rule=False)))
 
 
 def shape_rows(config: ModelConfig) -> Rows:
@@ -67,25 +65,27 @@ def _file_rows(files: Opened) -> Rows:
     from qkv.weights.report import stored_amounts
 
     checkpoint = files.checkpoint
-    rows: Rows = [
-        ("weights", _amount(amount, "tensor", "tensors")) for amount in stored_amounts(checkpoint.tensors.values())
+    amounts = stored_amounts(checkpoint.tensors.values())
+    return [
+        *(("weights", _amount(amount, "tensor", "tensors")) for amount in amounts),
+        ("tokenizer", "none" if checkpoint.tokenizer is None else f"{files.tokenizer.vocab_size:,} tokens"),
+        ("chat template", "no" if checkpoint.chat_template is None else "yes"),
+        ("end tokens", ", ".join(map(str, files.end_ids)) or "none"),
+        ("path", str(checkpoint.path)),
+        *(("note", text) for text in checkpoint.notes),
     ]
-    rows.append(("tokenizer", "none" if checkpoint.tokenizer is None else f"{files.tokenizer.vocab_size:,} tokens"))
-    rows.append(("chat template", "no" if checkpoint.chat_template is None else "yes"))
-    rows.append(("end tokens", ", ".join(map(str, files.end_ids)) or "none"))
-    rows.append(("path", str(checkpoint.path)))
-    rows += [("note", text) for text in checkpoint.notes]
-    return rows
 
 
 def report_text(report: LoadReport) -> str:
     """What loading did, for people."""
-    rows: Rows = [("loaded", f"{report.path} in {report.seconds:.2f} s")]
-    rows += [("in the files", _amount(amount, "tensor", "tensors")) for amount in report.stored]
-    rows += [("in memory", _amount(amount, "matrix", "matrices")) for amount in report.packed]
-    rows += [("requantized", text) for text in report.requantized or ("nothing: all numbers are the files' own",)]
-    rows += [("note", text) for text in report.notes]
-    return table(rows)
+    rows = [
+        ("loaded", f"{report.path} in {report.seconds:.2f} s"),
+        *(("in the files", _amount(amount, "tensor", "tensors")) for amount in report.stored),
+        *(("in memory", _amount(amount, "matrix", "matrices")) for amount in report.packed),
+        *(("requantized", text) for text in report.requantized or ("nothing: all numbers are the files' own",)),
+        *(("note", text) for text in report.notes),
+    ]
+    return table(rows, left=2, rule=False)
 
 
 def _amount(amount: Amount, thing: str, things: str) -> str:

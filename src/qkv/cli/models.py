@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from qkv.cli import terminal
 from qkv.cli.bars import Bars
 from qkv.errors import QkvError
+from qkv.explain.charts import table
 
-Name = Annotated[str, typer.Argument(help="Hub id or short name.")]
+Name = Annotated[str, Argument(help="Hub id or short name.")]
 
 
-def pull(name: Name, quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False) -> None:
+def pull(name: Name, quiet: Annotated[bool, Option("--quiet", "-q", help="No progress.")] = False) -> None:
     """Fetch a model, or its newest version, and print where it is.
 
     \b
@@ -39,20 +40,10 @@ def list_models() -> None:
         return
     rows = [("NAME", "SIZE", "FROM", "WHERE")]
     rows += [(model.name, terminal.bytes_text(model.size_bytes), model.kind, str(model.path)) for model in models]
-    terminal.write(terminal.for_output(table(rows)))
+    terminal.write(terminal.for_output(table(rows, left=4, rule=False)))
 
 
-def table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows as lines with aligned columns; the last one is as wide as it is."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-    return "".join(line + "\n" for line in lines)
-
-
-def rm(
-    name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-) -> None:
+def rm(name: Name, yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False) -> None:
     """Delete a downloaded model.
 
     \b

@@ -120,6 +120,14 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+def utf8(data: bytes, source: str) -> str:
+    """Bytes that were read as text, without a byte order mark. Raises QkvError that names their source."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise QkvError(f"{source}: not UTF-8 text (byte {error.start + 1})") from None
+
+
 def check_text(name: str, text: str | None) -> None:
     """Refuse an argument that was not UTF-8: such bytes arrive as lone surrogates."""
     try:

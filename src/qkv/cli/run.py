@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,13 +14,13 @@ from typer import Argument, Option
 
 from qkv.cli import options, terminal
 from qkv.cli.answer import AnswerPrinter, print_speed
+from qkv.cli.chat import Conversation
 from qkv.cli.evaluate import read_text
 from qkv.cli.info import report_text
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
-    from qkv.engine.params import SamplingParams
-    from qkv.llm import LLM, Completion, Stream
+    from qkv.llm import Completion
 
 
 @options.grouped
@@ -66,17 +68,23 @@ def run(
         end_repetition=not ignore_eos,
         json_schema=None if json_schema is None else read_schema(json_schema),
     )
-    if raw and (system is not None or think is not None):
-        raise QkvError(
-            f"{'--system' if system is not None else '--think'} needs the chat template, which --raw leaves out"
-        )
+    for option, given in {"--system": system, "--think": think}.items():
+        if raw and given is not None:
+            raise QkvError(f"{option} needs the chat template, which --raw leaves out")
     for name, text in [("the system message", system), *(("--stop", text) for text in stop or ())]:
         options.check_text(name, text)
     text = read_prompt(prompt)
     with model.open() as llm:
         if verbose:
             terminal.note(terminal.visible(report_text(llm.load_report)).rstrip("\n"))
-        completion = _answer(_stream(llm, text, params, system=system, think=think, raw=raw), show=not as_json)
+        messages = Conversation(system).messages(text)
+        stream = llm.stream(text, params) if raw else llm.stream_chat(messages, params, thinking=think)
+        with closing(stream):
+            if as_json:
+                deque(stream, maxlen=0)  # all of it
+            else:
+                AnswerPrinter().print(stream)
+        completion = stream.completion
         if as_json:
             terminal.write(json.dumps(_report(completion, llm.name)) + "\n")
         if not model.quiet:
@@ -111,50 +119,13 @@ def read_schema(given: str) -> str:
 def _piped() -> str:
     if sys.stdin is None or terminal.is_terminal(sys.stdin):
         return ""
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise QkvError(f"standard input is not UTF-8 text (byte {error.start + 1})") from None
+    text = options.utf8(sys.stdin.buffer.read(), "standard input")
     return text.removesuffix("\n").removesuffix("\r")
-
-
-def _stream(
-    llm: LLM, prompt: str, params: SamplingParams, *, system: str | None, think: bool | None, raw: bool
-) -> Stream:
-    if raw:
-        return llm.stream(prompt, params)
-    messages = [{"role": "user", "content": prompt}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    return llm.stream_chat(messages, params, thinking=think)
-
-
-def _answer(stream: Stream, *, show: bool) -> Completion:
-    try:
-        if show:
-            AnswerPrinter().print(stream)
-        else:
-            for _ in stream:
-                pass
-    finally:
-        stream.close()
-    return stream.completion
 
 
 def _report(completion: Completion, model: str) -> dict[str, Any]:
     """What --json prints."""
-    timings = completion.timings
-    return {
-        "model": model,
-        "text": completion.text,
-        "thinking": completion.thinking,
-        "token_ids": completion.token_ids,
-        "finish_reason": completion.finish_reason,
-        "seed": completion.seed,
-        "timings": {
-            **asdict(timings),
-            "prefill_tokens_per_second": timings.prefill_tokens_per_second,
-            "decode_tokens_per_second": timings.decode_tokens_per_second,
-            "decode_gigabytes_per_second": timings.decode_gigabytes_per_second,
-        },
-    }
+    shown = ("text", "thinking", "token_ids", "finish_reason", "seed")
+    rates = ("prefill_tokens_per_second", "decode_tokens_per_second", "decode_gigabytes_per_second")
+    timings = asdict(completion.timings) | {name: getattr(completion.timings, name) for name in rates}
+    return {"model": model} | {name: getattr(completion, name) for name in shown} | {"timings": timings}
