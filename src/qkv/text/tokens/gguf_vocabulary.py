@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
-from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import AddedToken, models
 
 from qkv.errors import ModelFileError
 from qkv.model.keys import Keys, short
-from qkv.text.tokens.pretokenization import RULES, Rules, sentencepiece_rules
+from qkv.text.tokens.pretokenization import RULES, sentencepiece_rules
 from qkv.text.tokens.sentencepiece import byte_of, merges_from_scores
-from qkv.text.tokens.token_bytes import BYTE_LEVEL, Spelling, sentencepiece_spelling
-from qkv.text.tokens.tokenizers_library import library_errors
+from qkv.text.tokens.token_bytes import BYTE_LEVEL, sentencepiece_spelling
+from qkv.text.tokens.tokenizers_library import NO_EOS, Vocabulary, library_errors, tokenizer_of
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = TYPES = range(1, 7)
 MAX_TOKENS = 1 << 24
 MAX_SPLITTING = 1 << 27
 """Characters to look at for finding the merges of a scored vocabulary; Llama's 32,000 pieces take about 10⁶."""
@@ -31,47 +30,7 @@ END_NAMES = frozenset({"<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>"
 """Control tokens that end an answer. A GGUF names one; `generation_config.json`, which has the rest, is not in it."""
 
 
-@dataclass(frozen=True)
-class GgufVocabulary:
-    """What `read_gguf_vocabulary` found. `ids` holds every token in use; unused ones are left out."""
-
-    ids: dict[str, int]
-    merges: list[tuple[str, str]]
-    control: list[str]
-    user_defined: list[str]
-    unknown: str | None
-    """The token for a character that cannot be spelled; byte-level vocabularies have none."""
-    rules: Rules
-    spelling: Spelling
-    bos_id: int | None
-    eos_id: int | None
-    end_ids: frozenset[int]
-    add_bos: bool
-    assumed: tuple[str, ...]
-
-    def build(self, source: str) -> Tokenizer:
-        """The tokenizer of the `tokenizers` library for it. Raises ModelFileError if the library refuses it."""
-        with library_errors(f"{source}: tokenizer.ggml.merges cannot be used"):
-            model = models.BPE(
-                vocab=self.ids,
-                merges=self.merges,
-                unk_token=self.unknown,
-                fuse_unk=self.unknown is not None,
-                byte_fallback=self.spelling is not BYTE_LEVEL,
-                ignore_merges=self.rules.ignore_merges,
-            )
-        full = Tokenizer(model)
-        if self.rules.normalizer is not None:
-            full.normalizer = self.rules.normalizer()
-        if self.rules.pre_tokenizer is not None:
-            full.pre_tokenizer = self.rules.pre_tokenizer()
-        with library_errors(f"{source}: tokenizer.ggml.tokens cannot be used"):
-            full.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in self.control])
-            full.add_tokens([AddedToken(text, normalized=False, special=False) for text in self.user_defined])
-        return full
-
-
-def read_gguf_vocabulary(metadata: Mapping[str, object], source: str) -> GgufVocabulary:
+def read_gguf_vocabulary(metadata: Mapping[str, object], source: str) -> Vocabulary:
     """Read and check the keys. Raises ModelFileError that names `source` and the key."""
     keys = Keys(metadata, source, prefix="tokenizer.ggml.")
     scored = _choice(keys, "model", ["gpt2", "llama"]) == "llama"
@@ -79,7 +38,9 @@ def read_gguf_vocabulary(metadata: Mapping[str, object], source: str) -> GgufVoc
     tokens = _array(keys, "tokens", "strings", lambda value: isinstance(value, str))
     if not 0 < len(tokens) <= MAX_TOKENS:
         raise _wrong(keys, "tokens", f"has {len(tokens)} entries")
-    types = _array(keys, "token_type", "token types from 1 to 6", _is_type, len(tokens))
+    types = _array(
+        keys, "token_type", "token types from 1 to 6", lambda kind: type(kind) is int and kind in TYPES, len(tokens)
+    )
     ids = _ids(keys, tokens, types)
     if rules is None:
         space_first = _flag(keys, "add_space_prefix", True, "one space before texts")
@@ -88,21 +49,33 @@ def read_gguf_vocabulary(metadata: Mapping[str, object], source: str) -> GgufVoc
     else:
         spelling = BYTE_LEVEL
         merges = _merges(keys, ids)
-    control = [token for token, kind in zip(tokens, types, strict=True) if kind in (UNKNOWN, CONTROL)]
-    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
-    return GgufVocabulary(
-        ids=ids,
-        merges=merges,
-        control=control,
-        user_defined=[token for token, kind in zip(tokens, types, strict=True) if kind == USER_DEFINED],
-        unknown=unknown if scored else None,
-        rules=rules,
-        spelling=spelling,
+
+    def of(*kinds: int) -> list[str]:
+        return [token for token, kind in zip(tokens, types, strict=True) if kind in kinds]
+
+    control = of(UNKNOWN, CONTROL)
+    unknown = next(iter(of(UNKNOWN)), None) if scored else None
+    with library_errors(f"{source}: tokenizer.ggml.merges cannot be used"):
+        model = models.BPE(
+            vocab=ids,
+            merges=merges,
+            unk_token=unknown,
+            fuse_unk=unknown is not None,
+            byte_fallback=scored,
+            ignore_merges=rules.ignore_merges,
+        )
+    full = tokenizer_of(model, rules.normalizer and rules.normalizer(), rules.pre_tokenizer and rules.pre_tokenizer())
+    with library_errors(f"{source}: tokenizer.ggml.tokens cannot be used"):
+        full.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in control])
+        full.add_tokens([AddedToken(text, normalized=False, special=False) for text in of(USER_DEFINED)])
+    return Vocabulary(
+        full,
+        spelling,
         bos_id=_special_id(keys, "bos", scored, tokens),
         eos_id=_special_id(keys, "eos", scored, tokens),
         end_ids=_end_ids(keys, control, ids, len(tokens)),
         add_bos=_flag(keys, "add_bos_token", rules.add_bos, "one BOS before raw prompts"),
-        assumed=tuple(keys.assumed),
+        assumed=(*keys.assumed, *([NO_EOS] if keys.get("add_eos_token") else [])),
     )
 
 
@@ -150,7 +123,7 @@ def _end_ids(keys: Keys, control: list[str], ids: dict[str, int], count: int) ->
 
 
 def _is_type(value: object) -> bool:
-    return type(value) is int and NORMAL <= value <= BYTE
+    return type(value) is int and value in TYPES
 
 
 def _is_finite(value: object) -> bool:
@@ -184,12 +157,10 @@ def _id(keys: Keys, key: str, count: int) -> int | None:
 
 
 def _array(keys: Keys, key: str, wanted: str, fits: Callable[[Any], bool], count: int | None = None) -> list[Any]:
-    """An array (a list or NumPy's) of values that all fit: as many as there are tokens, if that `count` is given."""
+    """An array of values that all fit: as many as there are tokens, if that `count` is given."""
     values = keys.get(key)
     if values is None:
         raise _wrong(keys, key, "is missing")
-    if hasattr(values, "tolist"):
-        values = values.tolist()
     if not isinstance(values, (list, tuple)):
         raise keys.wrong(key, "an array")
     if count is not None and len(values) != count:

@@ -21,20 +21,12 @@ import tokenizers
 
 from qkv.errors import ModelFileError, ParameterError
 from qkv.text.tokens.gguf_vocabulary import read_gguf_vocabulary
-from qkv.text.tokens.token_bytes import Spelling
-from qkv.text.tokens.tokenizer_json import (
-    add_configured,
-    configured_flag,
-    configured_id,
-    read_tokenizer_json,
-    written_before,
-)
-from qkv.text.tokens.tokenizers_library import after_text, library_errors, without_markers
+from qkv.text.tokens.tokenizer_json import read_tokenizer_json
+from qkv.text.tokens.tokenizers_library import Vocabulary, after_text, library_errors, without_markers
 
 LONG_TEXT = 10_000
 """Characters from which on a text is encoded as a batch: other Python threads then run meanwhile. (It starts the
 library's threads.)"""
-NO_EOS = "add_eos_token is true, but no EOS is put after prompts: the model is to go on"
 MAX_IDS = 1 << 24
 """More ids than any vocabulary has: an id beyond it comes from a damaged or hostile file."""
 
@@ -42,28 +34,17 @@ MAX_IDS = 1 << 24
 class Tokenizer:
     """A vocabulary with its rules. Made by `from_file` or `from_gguf`; safe to use from several threads."""
 
-    def __init__(
-        self,
-        full: tokenizers.Tokenizer,
-        spelling: Spelling,
-        *,
-        source: str,
-        bos_id: int | None,
-        eos_id: int | None,
-        end_ids: Iterable[int],
-        add_bos: bool,
-        assumed: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, source: str) -> None:
+        full = vocabulary.full
         self.source = source
-        self.bos_id = bos_id
-        self.eos_id = eos_id
-        self.end_ids = frozenset(end_ids) | ({eos_id} if eos_id is not None else frozenset())
+        self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
+        self.end_ids = vocabulary.end_ids | ({self.eos_id} if self.eos_id is not None else frozenset())
         """Ids that end an answer, as far as the vocabulary says; `generation_config.json` may know more."""
-        self.add_bos = add_bos
-        self.assumed = assumed
+        self.add_bos = vocabulary.add_bos
+        self.assumed = vocabulary.assumed
         """What the file did not say and which value was taken, one sentence each, for the load report."""
         self._full = full
-        self._spelling = spelling
+        self._spelling = vocabulary.spelling
         added = full.get_added_tokens_decoder()
         self.marker_ids: dict[str, int] = {token.content: id for id, token in sorted(added.items())}
         """Every added token's text → id: control tokens and the others."""
@@ -91,28 +72,7 @@ class Tokenizer:
 
         Raises ModelFileError for a file that is unreadable, damaged or not BPE of a known kind.
         """
-        config = config or {}
-        full, spelling = read_tokenizer_json(path)
-        add_configured(full, config, path)
-        bos_id = configured_id(full, config, "bos_token", path)
-        eos_id = configured_id(full, config, "eos_token", path)
-        add_bos = configured_flag(config, "add_bos_token", path)
-        if add_bos is None:
-            # The file's own post-processor decides: Llama 3 keeps its BOS there.
-            written = written_before(full, path)
-            bos_id = written if bos_id is None else bos_id
-            add_bos = written is not None and written == bos_id
-        assumed = (NO_EOS,) if configured_flag(config, "add_eos_token", path) else ()
-        return cls(
-            full,
-            spelling,
-            source=path.name,
-            bos_id=bos_id,
-            eos_id=eos_id,
-            end_ids=(),
-            add_bos=add_bos,
-            assumed=assumed,
-        )
+        return cls(read_tokenizer_json(path, config or {}), path.name)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], source: str) -> Tokenizer:
@@ -120,17 +80,7 @@ class Tokenizer:
 
         Raises ModelFileError, naming the key, for anything missing, malformed or unknown.
         """
-        vocabulary = read_gguf_vocabulary(metadata, source)
-        return cls(
-            vocabulary.build(source),
-            vocabulary.spelling,
-            source=source,
-            bos_id=vocabulary.bos_id,
-            eos_id=vocabulary.eos_id,
-            end_ids=vocabulary.end_ids,
-            add_bos=vocabulary.add_bos,
-            assumed=vocabulary.assumed + ((NO_EOS,) if metadata.get("tokenizer.ggml.add_eos_token") else ()),
-        )
+        return cls(read_gguf_vocabulary(metadata, source), source)
 
     def encode(self, text: str, *, markers: bool = False, inner: bool = False) -> list[int]:
         """The ids of `text`, without BOS. The text of added tokens is plain text unless `markers`.

@@ -15,8 +15,9 @@ import tokenizers
 from tokenizers import AddedToken, models
 
 from qkv.errors import ModelFileError
+from qkv.model.keys import Keys
 from qkv.text.tokens.token_bytes import Spelling, spelling_of
-from qkv.text.tokens.tokenizers_library import library_errors
+from qkv.text.tokens.tokenizers_library import NO_EOS, Vocabulary, library_errors
 
 MAX_FILE_BYTES = 64 << 20
 """Gemma 3's tokenizer.json, the largest in common use, has 33 MB."""
@@ -24,8 +25,27 @@ MAX_GROWTH = 64
 """How much longer the normalizers may make a text; ▁ for each space and one before it make about 7."""
 
 
-def read_tokenizer_json(path: Path) -> tuple[tokenizers.Tokenizer, Spelling]:
-    """The library's tokenizer, and how its tokens spell bytes. Raises ModelFileError for what qkv cannot use."""
+def read_tokenizer_json(path: Path, config: Mapping[str, object]) -> Vocabulary:
+    """The vocabulary of a `tokenizer.json`. `config`: the parsed `tokenizer_config.json` beside it.
+
+    Raises ModelFileError for what qkv cannot use.
+    """
+    full, spelling = _read(path)
+    _add_configured(full, config, path)
+    keys = Keys(config, str(path.parent))
+    bos_id, eos_id = (_configured_id(full, keys, f"{name}_token", path) for name in ("bos", "eos"))
+    add_bos = keys.flag("add_bos_token")
+    if keys.get("add_bos_token") is None:
+        # The file's own post-processor decides: Llama 3 keeps its BOS there.
+        written = _written_before(full, path)
+        bos_id = written if bos_id is None else bos_id
+        add_bos = written is not None and written == bos_id
+    assumed = (NO_EOS,) if keys.flag("add_eos_token") else ()
+    return Vocabulary(full, spelling, bos_id=bos_id, eos_id=eos_id, add_bos=add_bos, assumed=assumed)
+
+
+def _read(path: Path) -> tuple[tokenizers.Tokenizer, Spelling]:
+    """The library's tokenizer, and how its tokens spell bytes."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ModelFileError(f"{path}: {path.stat().st_size:,} bytes; at most {MAX_FILE_BYTES:,} are read")
@@ -46,7 +66,7 @@ def read_tokenizer_json(path: Path) -> tuple[tokenizers.Tokenizer, Spelling]:
     return full, spelling
 
 
-def add_configured(full: tokenizers.Tokenizer, config: Mapping[str, object], path: Path) -> None:
+def _add_configured(full: tokenizers.Tokenizer, config: Mapping[str, object], path: Path) -> None:
     """Add the tokens that only `tokenizer_config.json` lists, as Hugging Face's loader does."""
     listed = config.get("added_tokens_decoder") or {}
     if not isinstance(listed, Mapping):
@@ -71,31 +91,23 @@ def add_configured(full: tokenizers.Tokenizer, config: Mapping[str, object], pat
             )
 
 
-def configured_id(full: tokenizers.Tokenizer, config: Mapping[str, object], key: str, path: Path) -> int | None:
+def _configured_id(full: tokenizers.Tokenizer, keys: Keys, key: str, path: Path) -> int | None:
     """The id of the token that `bos_token` or `eos_token` names, a string or an object with the token's content."""
-    token = config.get(key)
+    token = keys.get(key)
     if isinstance(token, Mapping):
         token = token.get("content")
     if token is None:
         return None
     if not isinstance(token, str):
-        raise ModelFileError(f"{path.parent}: {key} must be a token, not {str(token)[:40]!r}")
-    with library_errors(f"{path.parent}: {key} cannot be looked up"):
+        raise keys.wrong(key, "a token")
+    with library_errors(f"{keys.source}: {key} cannot be looked up"):
         id: int | None = full.token_to_id(token)
     if id is None:
-        raise ModelFileError(f"{path.parent}: {key} is {token[:40]!r}, which {path.name} does not have")
+        raise ModelFileError(f"{keys.source}: {key} is {token[:40]!r}, which {path.name} does not have")
     return id
 
 
-def configured_flag(config: Mapping[str, object], key: str, path: Path) -> bool | None:
-    """A flag of `tokenizer_config.json`; None where it is missing."""
-    value = config.get(key)
-    if value is None or isinstance(value, bool):
-        return value
-    raise ModelFileError(f"{path.parent}: {key} is {str(value)[:40]!r}, it must be true or false")
-
-
-def written_before(full: tokenizers.Tokenizer, path: Path) -> int | None:
+def _written_before(full: tokenizers.Tokenizer, path: Path) -> int | None:
     """The id that the file's post-processor writes before a text, if any. Raises ModelFileError for more than one."""
     with library_errors(f"{path}: post_processor cannot be used"):
         plain = full.encode("a", add_special_tokens=False).ids

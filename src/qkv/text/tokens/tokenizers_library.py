@@ -1,4 +1,4 @@
-"""Around the `tokenizers` library: its errors as qkv's, and copies of its tokenizers with other rules.
+"""Around the `tokenizers` library: what qkv reads with it, its errors as qkv's, and tokenizers with other rules.
 
 The library is written in Rust, whose panics are no `Exception`s.
 """
@@ -9,11 +9,31 @@ import copy
 import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
 
 from qkv.errors import ModelFileError
+from qkv.text.tokens.token_bytes import Spelling
+
+NO_EOS = "add_eos_token is true, but no EOS is put after prompts: the model is to go on"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the files of a model say of its tokens."""
+
+    full: tokenizers.Tokenizer
+    spelling: Spelling
+    bos_id: int | None
+    eos_id: int | None
+    add_bos: bool
+    """Whether one BOS starts a raw prompt."""
+    end_ids: frozenset[int] = frozenset()
+    """Ids that end an answer, beside `eos_id`."""
+    assumed: tuple[str, ...] = ()
+    """What the files did not say and which value was taken, one sentence each, for the load report."""
 
 
 @contextmanager
@@ -26,6 +46,16 @@ def library_errors(what: str, advice: str = "") -> Iterator[None]:
     except BaseException as error:
         reason = " ".join(str(error).split())[:200]
         raise ModelFileError(f"{what} ({reason}){advice and '; ' + advice}") from error
+
+
+def tokenizer_of(model: Any, normalizer: Any, pre_tokenizer: Any) -> tokenizers.Tokenizer:
+    """A tokenizer without added tokens. The rules may be None, which the library does not take back."""
+    made = tokenizers.Tokenizer(model)
+    if normalizer is not None:
+        made.normalizer = normalizer
+    if pre_tokenizer is not None:
+        made.pre_tokenizer = pre_tokenizer
+    return made
 
 
 def without_markers(full: tokenizers.Tokenizer, unreachable: Collection[int]) -> tokenizers.Tokenizer:
@@ -41,12 +71,7 @@ def without_markers(full: tokenizers.Tokenizer, unreachable: Collection[int]) ->
         known = model["vocab"]
         model["merges"] = [[a, b] for a, b in pairs if a in known and b in known and a + b in known]
         return tokenizers.Tokenizer.from_str(json.dumps(spec | {"added_tokens": [], "post_processor": None}))
-    plain = tokenizers.Tokenizer(full.model)
-    if full.normalizer is not None:
-        plain.normalizer = full.normalizer
-    if full.pre_tokenizer is not None:
-        plain.pre_tokenizer = full.pre_tokenizer
-    return plain
+    return tokenizer_of(full.model, full.normalizer, full.pre_tokenizer)
 
 
 def after_text(plain: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
@@ -59,11 +84,7 @@ def after_text(plain: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
         return plain
     pre_tokenizer = copy.copy(plain.pre_tokenizer)
     pre_tokenizer.__setstate__(json.dumps(changed).encode())
-    inner = tokenizers.Tokenizer(plain.model)
-    if plain.normalizer is not None:
-        inner.normalizer = plain.normalizer
-    inner.pre_tokenizer = pre_tokenizer
-    return inner
+    return tokenizer_of(plain.model, plain.normalizer, pre_tokenizer)
 
 
 def _never_first(state: Any) -> Any:
