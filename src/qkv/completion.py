@@ -136,7 +136,7 @@ class Writer:
             logprobs=answer.choices if params.logprobs else None,
             prompt_logprobs=answer.prompt_logprobs if params.prompt_logprobs and not self._index else None,
             tool_calls=tuple(collect(call for delta in self._deltas for call in delta.tool_calls)),
-            stop_string=self._pipeline.stop_string,
+            stop_string=self._pipeline.stops.found,
         )
 
     def _write(self, delta: Delta, *, last: bool = False) -> Delta:

@@ -15,6 +15,7 @@ import uvicorn
 
 from qkv import LLM
 from qkv.server.app import create_app
+from qkv.server.connection import protocol
 from qkv.server.settings import Settings
 
 
@@ -25,7 +26,7 @@ class Running:
         self.llm = llm
         self.app = app = create_app(llm, settings)
         self.service = app.state.service
-        config = uvicorn.Config(app, http="h11", ws="none", log_config=None, access_log=False)
+        config = uvicorn.Config(app, http=protocol(settings.body_seconds), ws="none", log_config=None, access_log=False)
         self.server = uvicorn.Server(config)
         self.listener = socket.socket()
         self.listener.bind(("127.0.0.1", 0))

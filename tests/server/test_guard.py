@@ -7,7 +7,10 @@ import logging
 import httpx
 import pytest
 
+from qkv.cli import serve
+from qkv.cli.main import execute
 from server.serving import running
+from tinyllm import write_model
 
 HELLO = {"messages": [{"role": "user", "content": "a secret wish"}], "max_tokens": 4, "temperature": 0}
 CHAT = "/v1/chat/completions"
@@ -163,3 +166,21 @@ def test_the_page_is_served_with_a_policy(server):
     assert server.get("/../app.py").status_code == 404
     assert server.get("/%2e%2e/app.py").status_code == 404
     assert server.get("/main.js").headers["content-type"].startswith("text/javascript")
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        (["--host", "0.0.0.0"], True),
+        (["--host", "::"], True),
+        (["--host", "0.0.0.0", "--api-key", "k"], False),
+        (["--host", "127.0.0.2"], False),
+        ([], False),
+    ],
+)
+def test_who_lets_everyone_in_is_warned(tmp_path, monkeypatch, capsys, options, warned):
+    folder = write_model(tmp_path / "tiny")
+    monkeypatch.setattr(serve, "run", lambda *a, **k: None)
+    monkeypatch.delenv(serve.KEY_VARIABLE, raising=False)
+    assert execute(["serve", "-q", "-m", str(folder), "--port", "0", "--weights", "f32", *options]) == 0
+    assert ("anyone who reaches" in capsys.readouterr().err) is warned

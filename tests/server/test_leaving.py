@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import httpx
 import pytest
@@ -134,6 +135,8 @@ def test_half_requests_harm_nobody(llm):
             raw(head + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"),
         ]
         assert half[2].recv(100).startswith(b"HTTP/1.1 408")
+        for no_head in half[:2]:
+            assert no_head.recv(100) == b"", "closed"
         for bad in [
             b"\x00\x01\x02\r\n\r\n",
             b"GET / HTTP/9.9\r\n\r\n",
@@ -152,6 +155,20 @@ def test_half_requests_harm_nobody(llm):
         assert server.get("/health").status_code == 200
         for connection in half:
             connection.close()
+
+
+def test_connections_without_a_request_are_closed_and_no_others(llm):
+    """Also where a request came before; one that is answered for longer keeps its connection."""
+    with running(llm, body_seconds=0.3) as server, pytest.MonkeyPatch.context() as patch:
+        whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        for sent, answered in [(b"", False), (whole, True), (whole + whole[:20], True)]:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+                connection.sendall(sent)
+                received = b"".join(iter(partial(connection.recv, 1000), b""))  # until it is closed
+                assert received.startswith(b"HTTP/1.1 200") is answered
+        step = llm._decoder.step
+        patch.setattr(llm._decoder, "step", lambda *a, **k: (time.sleep(0.5), step(*a, **k))[1])
+        assert server.post(CHAT, HELLO | {"max_tokens": 3}).status_code == 200
 
 
 @pytest.mark.slow

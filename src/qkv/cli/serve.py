@@ -88,11 +88,12 @@ def run(llm: LLM, settings: Settings, listener: socket.socket, *, quiet: bool = 
     import uvicorn
 
     from qkv.server.app import create_app
+    from qkv.server.connection import protocol
 
     app = create_app(llm, settings)
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=protocol(settings.body_seconds),
         ws="none",
         log_config=None,
         access_log=False,

@@ -25,7 +25,8 @@ from qkv.server.settings import Settings
 PAGE = Path(__file__).parent / "page"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 """What the page may load: its own files and nothing else."""
 
@@ -41,14 +42,11 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
         yield
         service.answerer.close()
 
-    app = FastAPI(
-        title="qkv", version=qkv.__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan
-    )
+    app = FastAPI(title="qkv", version=qkv.__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.service, app.state.settings = service, settings
     for part in (chat, completions, responses, messages, tokens, info):
         app.include_router(part.router)
-    if PAGE.is_dir():
-        app.mount("/", Page(directory=PAGE, html=True))
+    app.mount("/", Page(directory=PAGE, html=True))
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(QkvError, _error)
     app.add_middleware(Guard, settings=settings, metrics=service.metrics)

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from qkv.llm import Chunk, Completion
 from qkv.server import openai
-from qkv.server.answering import Answer, Ask
+from qkv.server.answering import Ask
 from qkv.server.fields import Objects, Sampling, Whole, names, read, sampling_params
-from qkv.server.service import Service, described, service_of
+from qkv.server.service import described, service_of
 from qkv.server.streaming import event
 from qkv.text.answer.tools import ToolCall, ToolCallDelta
 
@@ -58,8 +58,7 @@ async def chat_completions(request: Request) -> Response:
     service = service_of(request)
     model = service.model_name(asked.model)
     answer = await service.answerer.start(to_ask(asked))
-    reply = ChatReply(service, answer, model, asked.stream_options, old_style=asked.functions is not None)
-    return await reply.response(request, asked.stream)
+    return await ChatReply(service, answer, model, asked).response(request, asked.stream)
 
 
 def to_ask(asked: ChatRequest) -> Ask:
@@ -113,13 +112,9 @@ def _message(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class ChatReply(openai.OpenAIReply):
-    """An answer in the API's words. old_style: calls are told as `function_call`."""
+    """An answer in the API's words. To those who sent `functions`, calls are told as `function_call`."""
 
-    def __init__(
-        self, service: Service, answer: Answer, model: str, stream_options: Any, *, old_style: bool = False
-    ) -> None:
-        super().__init__(service, answer, model, "chatcmpl", stream_options)
-        self._old_style = old_style
+    KIND = "chatcmpl"
 
     async def whole(self) -> dict[str, Any]:
         """The body of a reply that is not a stream."""
@@ -175,11 +170,11 @@ class ChatReply(openai.OpenAIReply):
         """Thinking, under the two names that clients read, and calls."""
         more: dict[str, Any] = {"reasoning_content": thinking, "reasoning": thinking} if thinking else {}
         if calls:
-            more |= {"function_call": calls[0]["function"]} if self._old_style else {"tool_calls": calls}
+            more |= {"function_call": calls[0]["function"]} if self.asked.functions else {"tool_calls": calls}
         return more
 
     def _reason(self, completion: Completion) -> str:
-        called = completion.finish_reason == "tool_calls" and self._old_style
+        called = completion.finish_reason == "tool_calls" and self.asked.functions
         return "function_call" if called else openai.finish_reason(completion)
 
     def _logprobs(self, choices: Sequence[Any] | None) -> dict[str, Any] | None:

@@ -48,8 +48,7 @@ async def complete(request: Request) -> Response:
         asked, logprobs=told, top_logprobs=asked.logprobs or 0, prompt_logprobs=told and bool(asked.echo)
     )
     answer = await service.answerer.start(*(Ask(params, prompt=prompt) for prompt in prompts))
-    reply = CompletionReply(service, answer, model, asked.stream_options, prompts if asked.echo else [])
-    return await reply.response(request, asked.stream)
+    return await CompletionReply(service, answer, model, asked, prompts).response(request, asked.stream)
 
 
 async def _prompts(asked: CompletionRequest, service: Service) -> list[list[int]]:
@@ -73,15 +72,15 @@ async def _prompts(asked: CompletionRequest, service: Service) -> list[list[int]
 
 
 class CompletionReply(openai.OpenAIReply):
-    """An answer in the API's words. echoed: the prompts, where they are repeated before the answers."""
+    """An answer in the API's words. With `echo` the prompts are repeated before the answers."""
 
-    def __init__(
-        self, service: Service, answer: Answer, model: str, stream_options: Any, echoed: list[list[int]]
-    ) -> None:
-        super().__init__(service, answer, model, "cmpl", stream_options)
+    KIND = "cmpl"
+
+    def __init__(self, service: Service, answer: Answer, model: str, asked: Any, prompts: list[list[int]]) -> None:
+        super().__init__(service, answer, model, asked)
         self.head["object"] = "text_completion"
         self._n = answer.asks[0].params.n
-        self._echoed = [ids for ids in echoed for _ in range(self._n)]
+        self._echoed = [ids for ids in prompts for _ in range(self._n)] if asked.echo else []
 
     async def whole(self) -> dict[str, Any]:
         """The body of a reply that is not a stream."""
@@ -129,7 +128,7 @@ class CompletionReply(openai.OpenAIReply):
             text = llm.tokenizer.token_bytes(choice.token).decode("utf-8", "replace")
             tokens.append(text)
             offsets.append(offset)
-            values.append(None if choice.logprob is None else openai.finite(choice.logprob))
+            values.append(None if choice.logprob is None else max(choice.logprob, openai.LEAST))
             top = [openai.token(llm, id, value) for id, value in choice.top]
             tops.append({one["token"]: one["logprob"] for one in top} or None)
             offset += len(text)

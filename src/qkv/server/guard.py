@@ -25,9 +25,8 @@ from qkv.server.metrics import Metrics
 from qkv.server.settings import Settings
 
 log = logging.getLogger("qkv.server")
-WITHOUT_KEY = {"/health"}
-"""Beside the page at / and its files, which hold no secret."""
 KEYED = ("/v1/", "/tokenize", "/detokenize", "/metrics", "/openapi.json")
+"""The others are /health and the page, which hold no secret."""
 
 
 class Guard:

@@ -44,12 +44,6 @@ async def metrics(request: Request) -> Response:
     return Response(service_of(request).metrics.text(), media_type="text/plain; version=0.0.4")
 
 
-@router.get("/openapi.json")
-async def interface(request: Request) -> Response:
-    """This interface, described."""
-    return JSONResponse(request.app.openapi())
-
-
 def _model(service: Service, name: str) -> dict[str, Any]:
     llm = service.llm
     return {

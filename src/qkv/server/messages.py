@@ -185,7 +185,7 @@ class MessagesReply(Reply):
     PING = event({"type": "ping"}, "ping")
 
     def __init__(self, service: Service, answer: Answer, model: str) -> None:
-        super().__init__(service, answer, model)
+        super().__init__(service, answer)
         self._head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
         self._open: str | None = None  # the kind of the block that is being written
         self._index = -1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -16,18 +15,22 @@ from qkv.server.service import Service
 from qkv.server.streaming import Reply, event
 
 DONE = "data: [DONE]\n\n"
+LEAST = -9999.0
+"""JSON has no infinity."""
 EFFORTS = {"none": 0, "minimal": 0, "low": 1024, "medium": 4096, "high": None, "xhigh": None, "max": None}
 """reasoning_effort → the most tokens of thinking; 0 is no thinking, None has no limit."""
 
 
 class OpenAIReply(Reply):
-    """What the replies of chat and completions share. kind: what the ids of the API's replies begin with."""
+    """What the replies of chat and completions share. KIND: what their ids begin with."""
 
-    def __init__(self, service: Service, answer: Answer, model: str, kind: str, stream_options: Any) -> None:
-        super().__init__(service, answer, model)
-        self.with_usage = bool((stream_options or {}).get("include_usage"))
+    KIND = ""
+
+    def __init__(self, service: Service, answer: Answer, model: str, asked: Any) -> None:
+        super().__init__(service, answer)
+        self.asked, self.with_usage = asked, bool((asked.stream_options or {}).get("include_usage"))
         self.head = {
-            "id": f"{kind}-{secrets.token_hex(12)}",
+            "id": f"{self.KIND}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": service.fingerprint,
@@ -123,9 +126,4 @@ def logprob(llm: LLM, choice: Choice) -> dict[str, Any]:
 def token(llm: LLM, id: int, value: float) -> dict[str, Any]:
     """A token as text and as bytes; the text of a part of a character is U+FFFD."""
     raw = llm.tokenizer.token_bytes(id)
-    return {"token": raw.decode("utf-8", "replace"), "logprob": finite(value), "bytes": list(raw)}
-
-
-def finite(value: float) -> float:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else -9999.0
+    return {"token": raw.decode("utf-8", "replace"), "logprob": max(value, LEAST), "bytes": list(raw)}

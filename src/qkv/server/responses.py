@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from qkv.engine.sampling import Choice
 from qkv.llm import Chunk, Completion
 from qkv.server import openai
 from qkv.server.answering import Answer, Ask
@@ -158,7 +157,7 @@ class ResponsesReply(Reply):
     """An answer in the API's words: items of output, each begun, filled and done."""
 
     def __init__(self, service: Service, answer: Answer, model: str, asked: ResponsesRequest) -> None:
-        super().__init__(service, answer, model)
+        super().__init__(service, answer)
         params = answer.asks[0].params
         self._head = {
             "id": _id("resp"),
@@ -244,15 +243,14 @@ class ResponsesReply(Reply):
         out: list[str] = []
         if chunk.thinking:
             out += self._begin("reasoning", {"id": _id("rs"), "summary": [], "content": []})
-            out += self._add_text("reasoning_text", "response.reasoning_text", chunk.thinking, {})
+            out += self._add_text("reasoning_text", chunk.thinking, {})
         if chunk.text:
             out += self._begin("message", {"id": _id("msg"), "role": "assistant", "content": []})
-            told = {"logprobs": self._logprobs(chunk.logprobs)}
-            out += self._add_text("output_text", "response.output_text", chunk.text, told)
+            logprobs = [openai.logprob(self.service.llm, choice) for choice in chunk.logprobs]
+            out += self._add_text("output_text", chunk.text, {"logprobs": logprobs})
         for call in chunk.tool_calls:
-            if call.id is not None:
-                item = {"id": _id("fc"), "call_id": call.id, "name": call.name, "arguments": ""}
-                out += [*self._close("completed"), *self._begin("function_call", item)]
+            item = {"id": _id("fc"), "call_id": call.id, "name": call.name, "arguments": ""}
+            out += [*self._close("completed"), *self._begin("function_call", item)]
             self._output[-1]["arguments"] += call.arguments
             out.append(self._of_item("response.function_call_arguments.delta", delta=call.arguments))
         return out
@@ -266,7 +264,7 @@ class ResponsesReply(Reply):
         self._open = True
         return [*ended, self._event("response.output_item.added", output_index=self._at, item=self._output[-1])]
 
-    def _add_text(self, part: str, event_name: str, text: str, told: dict[str, Any]) -> list[str]:
+    def _add_text(self, part: str, text: str, told: dict[str, Any]) -> list[str]:
         """Add text to the item's only part."""
         parts, out = self._output[-1]["content"], []
         if not parts:
@@ -276,7 +274,7 @@ class ResponsesReply(Reply):
         parts[0]["text"] += text
         if "logprobs" in parts[0]:
             parts[0]["logprobs"] += told["logprobs"]
-        out.append(self._of_item(f"{event_name}.delta", content_index=0, delta=text, **told))
+        out.append(self._of_item(f"response.{part}.delta", content_index=0, delta=text, **told))
         return out
 
     def _close(self, status: str) -> list[str]:
@@ -289,9 +287,8 @@ class ResponsesReply(Reply):
             out.append(self._of_item("response.function_call_arguments.done", **whole_call))
         else:
             part = item["content"][0]
-            name = "response.output_text" if item["type"] == "message" else "response.reasoning_text"
             told = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
-            out.append(self._of_item(f"{name}.done", content_index=0, text=part["text"], **told))
+            out.append(self._of_item(f"response.{part['type']}.done", content_index=0, text=part["text"], **told))
             out.append(self._of_item("response.content_part.done", content_index=0, part=part))
         item["status"] = status
         out.append(self._event("response.output_item.done", output_index=self._at, item=item))
@@ -303,9 +300,6 @@ class ResponsesReply(Reply):
 
     def _of_item(self, kind: str, **fields: Any) -> str:
         return self._event(kind, item_id=self._output[-1]["id"], output_index=self._at, **fields)
-
-    def _logprobs(self, choices: Sequence[Choice]) -> list[dict[str, Any]]:
-        return [openai.logprob(self.service.llm, choice) for choice in choices]
 
 
 def _id(kind: str) -> str:

@@ -33,8 +33,8 @@ class Reply(ABC):
     PING = ": ping\n\n"
     """What a stream says when it is silent: every client skips a comment."""
 
-    def __init__(self, service: Service, answer: Answer, model: str) -> None:
-        self.service, self.answer, self.model = service, answer, model
+    def __init__(self, service: Service, answer: Answer) -> None:
+        self.service, self.answer = service, answer
 
     @abstractmethod
     async def whole(self) -> dict[str, Any]:

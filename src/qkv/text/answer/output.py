@@ -47,7 +47,7 @@ class OutputPipeline:
         tools: bool = False,
         one_call: bool = False,
     ) -> None:
-        self._stops = StopStrings(stops)
+        self.stops = StopStrings(stops)
         self._one_call = one_call
         self._stopped = False
         self._split = split
@@ -86,12 +86,7 @@ class OutputPipeline:
         delta = self._emit(self._split.kind, self._detokenizer.finish())
         if self._calls is not None and not delta.stopped:
             delta = _sum(delta, self._sort(self._calls.finish(cut=cut)))
-        return delta if delta.stopped else _sum(delta, Delta(content=self._stops.finish()))
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that ended the answer."""
-        return self._stops.found
+        return delta if delta.stopped else _sum(delta, Delta(content=self.stops.finish()))
 
     def finish_reason(self, reason: Reason) -> Reason | Literal["tool_calls"]:
         """The answer's finish reason, when the engine's is `reason`. The last piece may have completed a stop string.
@@ -119,7 +114,7 @@ class OutputPipeline:
 
     def _sort(self, parsed: Parsed) -> Delta:
         text = parsed.content if self._content_trim is None else self._content_trim.push(parsed.content)
-        content, self._stopped = self._stops.push(text)
+        content, self._stopped = self.stops.push(text)
         calls = parsed.calls
         if self._one_call and calls:
             calls, self._stopped = calls[:1], True
