@@ -60,7 +60,7 @@ def percentile(values: list[float], percent: int) -> float:
 
 def serve(llm: LLM, prompts: list[list[int]], output: int, *, together: bool) -> dict[str, float]:
     """Run the prompts; seconds, and milliseconds to the first and between the other tokens."""
-    llm._engine.model.pool.reset()  # nothing is remembered
+    llm._engine.scheduler = llm._engine._new_scheduler()  # nothing is remembered
     params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
     clocks, handles = [Clock() for _ in prompts], list[Handle]()
     started = time.perf_counter()

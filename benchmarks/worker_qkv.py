@@ -58,8 +58,8 @@ class Qkv:
     def first(self, n: int) -> None:
         bursts = self._of("f16")
         bursts.prepare(Point("prefill", n))
-        int(bursts.decoder.next_logits(bursts.ids[:n], bursts.held[0])[0].argmax())
-        bursts.decoder.release(bursts.held[0])
+        int(bursts.session.run(bursts.ids[:n], bursts.held[0])[0].argmax())
+        bursts.session.release(bursts.held[0])
 
     def overhead(self, steps: int) -> dict[str, Any]:
         """Median seconds of the engine's greedy decode steps after 128 tokens, and of what is not compiled in them."""

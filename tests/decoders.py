@@ -9,9 +9,11 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from qkv.engine.session import Session
 from qkv.kernels.formats import unpack
-from qkv.model.compiled import Chunk, CompiledDecoder, PackedWeights
+from qkv.model.compiled import CompiledDecoder, PackedWeights
 from qkv.model.config import ModelConfig
+from qkv.model.feed import Feed, PagedCache
 from qkv.model.layers import matrix_names
 from qkv.model.reference import Decoder
 from qkv.weights.load import load_weights
@@ -62,12 +64,11 @@ def compiled(
 
 def logits_of(decoder: CompiledDecoder, ids: Sequence[int], chunks: Sequence[int] | None = None) -> NDArray[np.float32]:
     """All logits [T, vocab] of a sequence, computed at once or in chunks of these sizes."""
-    cache, rows, start = decoder.new_cache(), [], 0
+    session, cache, rows, start = Session(decoder), PagedCache(), [], 0
     for size in chunks or [len(ids)]:
-        rows.append(decoder.step([Chunk(cache, ids[start : start + size], "all")]))
+        rows.append(session.step([Feed(cache, ids[start : start + size], "all")]))
         start += size
     assert cache.length == len(ids) == start
-    decoder.release(cache)
     return np.concatenate(rows)
 
 

@@ -24,10 +24,10 @@ MAY_IMPORT = {
     "engine": {"model", "kernels"},
     "text": {"model"},
     "explain": {"measure", "model"},
-    "measure": {"model", "kernels", "runtime"},
+    "measure": {"engine", "model", "kernels", "runtime"},
     "completion": {"engine", "text"},
     "batch": {"completion", "engine"},
-    "opened": {"text", "weights", "model", "runtime"},
+    "opened": {"engine", "text", "weights", "model", "runtime"},
     "llm": {"opened", "batch", "completion", "engine", "text", "weights", "model", "kernels", "runtime"},
     "server": {"llm", "engine", "text"},
     "cli": {"server", "llm", "opened", "explain", "measure", "engine", "text", "weights"}
@@ -69,6 +69,14 @@ def test_importing_qkv_loads_nothing_heavy():
     code = f"import sys, qkv; print(*sorted({heavy} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""
+
+
+def test_what_plans_loads_no_numba():
+    """Who runs next, and on which blocks, is logic alone: no kernel, nothing that takes a second to load."""
+    for module in ("scheduler", "prefix", "blocks", "request", "session"):
+        code = f"import sys, qkv.engine.{module}; print('numba' in sys.modules, 'qkv.model.compiled' in sys.modules)"
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert result.stdout.split() == ["False", "False"], module
 
 
 def test_every_public_name_can_be_imported():

@@ -15,9 +15,9 @@ import pytest
 import qkv
 from qkv import LLM, SamplingParams
 from qkv.errors import ContextLengthError, ModelFileError, ModelNotFoundError, ParameterError, QkvError
+from qkv.kernels.sizes import blocks_for
 from qkv.llm import Chunk
 from qkv.model.compiled import kv_block_bytes
-from qkv.model.paged import blocks_for
 from qkv.model.reference import Decoder
 from tiny import random_tensors, tiny_config
 from tinyfiles import write_gguf, write_hf
@@ -133,7 +133,7 @@ def test_a_prompt_of_several_steps_is_that_of_the_reference(folder):
         (token,) = llm.generate(ids, SamplingParams(temperature=0, max_tokens=1)).token_ids
         logits = Decoder(CONFIG, tensors())(ids)[-1]
         assert logits[token] > logits.max() - 1e-3
-        assert llm._decoder.pool.free == llm._decoder.pool.size
+        assert come_back(llm)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
@@ -362,7 +362,7 @@ def test_more_requests_than_the_cache_holds_all_end_well(folder):
     params = SamplingParams(temperature=1, seed=1)
     one = blocks_for(64) * kv_block_bytes(CONFIG, "f16")
     with opened(folder, context=64) as large, opened(folder, context=64, cache_bytes=one) as llm:
-        assert llm._decoder.pool.size == 2
+        assert llm._decoder.blocks == 2
         answers = llm.generate(prompts, params)
         assert [answer.token_ids for answer in answers] == [large.generate(p, params).token_ids for p in prompts]
         assert come_back(llm)

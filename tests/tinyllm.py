@@ -79,7 +79,7 @@ def opened(folder: Path, **options: Any) -> LLM:
 
 
 def taken(llm: LLM) -> int:
-    return llm._decoder.pool.size - llm._decoder.pool.free
+    return llm.cache_stats.blocks - llm.cache_stats.free_blocks
 
 
 def come_back(llm: LLM) -> bool:

@@ -22,7 +22,6 @@ from qkv.engine.engine import MAX_QUEUE, Engine, Stats
 from qkv.engine.params import SamplingParams
 from qkv.engine.prefix import CacheStats
 from qkv.engine.scoring import Score, score
-from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import ParameterError, QkvError
 from qkv.kernels.sizes import CACHE_KINDS
 from qkv.model.compiled import CompiledDecoder, kv_block_bytes, pool_blocks
@@ -127,11 +126,10 @@ class LLM:
             progress=progress,
         )
         self._decoder = decoder
-        vocabulary = Vocabulary(min(self.tokenizer.vocab_size, self.config.vocab_size), self.tokenizer.unused_ids)
-        end_ids = [id for id in opened.end_ids if id in vocabulary]
+        end_ids = [id for id in opened.end_ids if id in opened.vocabulary]
         self._engine = Engine(
             decoder,
-            vocabulary=vocabulary,
+            vocabulary=opened.vocabulary,
             context=self.context,
             end_ids=end_ids,
             max_queue=max_queue,

@@ -22,6 +22,7 @@ from qkv.weights.jsonfile import read_json
 
 # The rest is imported when used: Numba, the tokenizers and Jinja take a second, and `qkv info` needs none of them.
 if TYPE_CHECKING:
+    from qkv.engine.vocabulary import Vocabulary
     from qkv.model.compiled import PackedWeights
     from qkv.text.prompt.template import ChatTemplate
     from qkv.text.tokens.tokenizer import Tokenizer
@@ -80,6 +81,13 @@ class Opened:
                 f"{files.path}: no token is known to end an answer; use max_tokens, stop or stop_token_ids"
             )
         return ends
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Which rows of the model's head are tokens."""
+        from qkv.engine.vocabulary import Vocabulary
+
+        return Vocabulary(min(self.tokenizer.vocab_size, self.config.vocab_size), self.tokenizer.unused_ids)
 
     @cached_property
     def template(self) -> ChatTemplate | None:

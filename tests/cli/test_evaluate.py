@@ -142,13 +142,13 @@ def test_impossible_options_are_one_line(folder, text, capsys, options, message)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX signals")
 def test_ctrl_c_ends_it_within_a_step(folder, text, capsys, monkeypatch):
-    def endless(decoder, *_):
+    def endless(session, *_):
         os.kill(os.getpid(), signal.SIGINT)
-        cache = decoder.new_cache()
+        cache = scoring.PagedCache()
         while True:
-            decoder.step([scoring.Chunk(cache, [1])])
-            decoder.release(cache)
-            yield np.zeros((0, 1), np.float32)
+            session.step([scoring.Feed(cache, [1])])
+            session.release(cache)
+            yield scoring.Rows(np.zeros((0, 1), np.float32), [])
 
     monkeypatch.setattr(scoring, "rows_about", endless)
     monkeypatch.setattr(scoring, "_add", lambda *_: None)

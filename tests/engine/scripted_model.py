@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from qkv.engine.blocks import BlockPool
 from qkv.engine.engine import Engine
 from qkv.engine.params import SamplingParams
 from qkv.engine.sampling import Sampler
 from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import QkvError
-from qkv.model.paged import BlockPool
 
 VOCAB, END = 50, 49
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -51,10 +51,12 @@ def expected(prompt: Sequence[int], params: SamplingParams, *, choice: int = 0, 
 
 
 class ScriptedModel:
-    """Follows `Model`. `before_step(chunks)` may wait, count or raise; `spoil(ids)` says whose rows are not numbers."""
+    """Follows `StepRunner`. `before_step(feeds)` may wait, count or raise; `spoil(ids)` says whose rows are damaged."""
 
     def __init__(self, blocks: int = 64, *, step_tokens: int = 512, outputs: int = 128) -> None:
-        self.pool = BlockPool(blocks)
+        self.blocks = blocks
+        self.engine: Engine | None = None
+        """Whose it is."""
         self.step_tokens, self.outputs = step_tokens, outputs
         self.memory = np.full((blocks, 32), -1)
         self.steps: list[list[int]] = []
@@ -63,33 +65,39 @@ class ScriptedModel:
         self.spoil: Callable[[list[int]], bool] = lambda ids: False
         self.aborted = False
 
-    def step(self, chunks: Sequence, *, copy: bool = True) -> np.ndarray:
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks, as its engine keeps them."""
+        assert self.engine is not None
+        return self.engine.scheduler.pool
+
+    def step(self, feeds: Sequence, *, copy: bool = True) -> np.ndarray:
         if self.before_step is not None:
-            self.before_step(chunks)
-        assert chunks
-        assert len({id(chunk.cache) for chunk in chunks}) == len(chunks)
-        assert 0 < sum(len(chunk.ids) for chunk in chunks) <= self.step_tokens
-        self.steps.append([len(chunk.ids) for chunk in chunks])
-        for chunk in chunks:
-            self._write(chunk)
-        rows = [row for chunk in chunks for row in self._rows(chunk)]
+            self.before_step(feeds)
+        assert feeds
+        assert len({id(feed.cache) for feed in feeds}) == len(feeds)
+        assert 0 < sum(len(feed.ids) for feed in feeds) <= self.step_tokens
+        self.steps.append([len(feed.ids) for feed in feeds])
+        for feed in feeds:
+            self._write(feed)
+        rows = [row for feed in feeds for row in self._rows(feed)]
         assert len(rows) <= self.outputs
-        for chunk in chunks:
-            chunk.cache.length += len(chunk.ids)
+        for feed in feeds:
+            feed.cache.length += len(feed.ids)
         self.rows = np.array(rows, np.float32).reshape(len(rows), VOCAB)
         return self.rows
 
-    def _write(self, chunk) -> None:
-        for position, token in enumerate(chunk.ids, chunk.cache.length):
-            block = chunk.cache.blocks[position // 32]
+    def _write(self, feed) -> None:
+        for position, token in enumerate(feed.ids, feed.cache.length):
+            block = feed.cache.blocks[position // 32]
             assert self.pool._users[block] == 1, "written into a block that others read"
             self.memory[block, position % 32] = token
 
-    def _rows(self, chunk) -> Iterable[np.ndarray]:
-        cache, count = chunk.cache, len(chunk.ids)
-        wanted = {"none": 0, "last": 1, "all": count}[chunk.outputs]
+    def _rows(self, feed) -> Iterable[np.ndarray]:
+        cache, count = feed.cache, len(feed.ids)
+        wanted = {"none": 0, "last": 1, "all": count}[feed.outputs]
         history = self.memory[cache.blocks].ravel()[: cache.length + count].tolist()
-        assert history[cache.length :] == list(chunk.ids)
+        assert history[cache.length :] == list(feed.ids)
         for end in range(cache.length + count - wanted + 1, cache.length + count + 1):
             row = logits_after(history[:end])
             yield row * np.float32(np.nan) if self.spoil(history[:end]) else row
@@ -102,7 +110,8 @@ class ScriptedModel:
 
 
 def engine_of(model: ScriptedModel, *, context: int = 256, **options) -> Engine:
-    return Engine(model, vocabulary=Vocabulary(VOCAB), context=context, end_ids=[END], **options)
+    model.engine = Engine(model, vocabulary=Vocabulary(VOCAB), context=context, end_ids=[END], **options)
+    return model.engine
 
 
 def by_hand(model: ScriptedModel, **options) -> Engine:

@@ -29,7 +29,7 @@ from scripted_model import (
 from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import SamplingParams
 from qkv.errors import ContextLengthError, ParameterError, QkvError, QueueFullError, RequestCancelledError
-from qkv.model.paged import StepAbortedError
+from qkv.model.feed import StepAbortedError
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_one_answer_of_several_that_fails_ends_them_all(engine, model):
 
 
 def test_a_failed_step_ends_those_in_it_and_the_engine_lives(engine, model):
-    def fail(chunks):
+    def fail(feeds):
         raise BurningError("the machine is on fire")
 
     model.before_step = fail
@@ -268,7 +268,7 @@ def test_a_failed_step_ends_those_in_it_and_the_engine_lives(engine, model):
 
 
 def test_a_defect_in_a_step_says_what_it_was(engine, model):
-    def fail(chunks):
+    def fail(feeds):
         raise ZeroDivisionError("oh")
 
     model.before_step = fail
@@ -287,11 +287,10 @@ def test_a_defect_of_the_engine_itself_leaves_nobody_waiting(engine, model, monk
     assert generation(engine, [9]).token_ids == expected([9], GREEDY)[0]
 
 
-def test_blocks_that_somebody_else_holds_are_an_error_not_a_hang(engine, model):
-    held = model.pool.take(model.pool.size)
-    with pytest.raises(QkvError, match="held by others"):
+def test_an_empty_plan_is_such_a_defect_and_not_a_hang(engine, model, monkeypatch):
+    monkeypatch.setattr(engine.scheduler, "plan", list)
+    with pytest.raises(QkvError, match="engine failed: AssertionError: a lone request always finds room"):
         generation(engine, [1])
-    model.pool.give_back(held)
     assert generation(engine, [9]).token_ids == expected([9], GREEDY)[0]
 
 
@@ -302,7 +301,7 @@ def held_up(model):
     """Let steps through one by one: (permits, arrivals)."""
     permits, arrivals = threading.Semaphore(0), threading.Semaphore(0)
 
-    def wait(chunks):
+    def wait(feeds):
         arrivals.release()
         assert permits.acquire(timeout=30)
 
@@ -358,7 +357,7 @@ def test_a_step_that_serves_nobody_any_more_is_broken_off(engine, model):
 def test_a_step_broken_off_by_mistake_is_run_again(engine, model):
     steps = iter(range(1000))
 
-    def sometimes(chunks):
+    def sometimes(feeds):
         if next(steps) % 3 == 1:
             raise StepAbortedError("the step was broken off")
 
@@ -490,13 +489,13 @@ def test_closing_from_the_engines_own_thread_works(model):
 
 
 EXIT = """
-from qkv.model.paged import StepAbortedError
+from qkv.model.feed import StepAbortedError
 from scripted_model import ScriptedModel, engine_of
 from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import SamplingParams
 import time
 model = ScriptedModel()
-model.before_step = lambda chunks: time.sleep(0.001)
+model.before_step = lambda feeds: time.sleep(0.001)
 engine = engine_of(model)
 engine.submit([1], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
 if {idle}:

@@ -46,16 +46,16 @@ def test_pieces_take_so_long_beside_decodes_and_no_longer():
     for rate in (1000.0, 1000.0, 1000.0, 1000.0, 1000.0, 1000.0, 1000.0):
         engine._read_mail()
         plan = scheduler.plan()
-        size = len(plan[1].chunk.ids)
+        size = len(plan[1].feed.ids)
         for work in plan:
-            work.chunk.cache.length += len(work.chunk.ids)
+            work.feed.cache.length += len(work.feed.ids)
         plan[0].answer.cache.length -= 1  # its token is not chosen here: it decodes the same one again
         scheduler.record(size / rate)
     assert size == 128  # 150 tokens, cut to whole blocks
     for _ in range(12):
         scheduler._prompt_tokens = 64
         scheduler.record(100.0)
-    assert len(scheduler.plan()[1].chunk.ids) == FEWEST_TOKENS
+    assert len(scheduler.plan()[1].feed.ids) == FEWEST_TOKENS
     first.cancel()
 
 
@@ -178,7 +178,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.handles) % 5 == 4)
     @rule()
     def a_step_fails(self):
-        def fail(chunks):
+        def fail(feeds):
             raise BurningError("step")
 
         self.model.before_step = fail
@@ -234,7 +234,15 @@ def test_the_machine_finds_a_block_that_is_given_out_twice(speculation):
     """That the comparison above can fail: a pool that forgets a user."""
     machine = SpeculatingMachine() if speculation else Machine()
     pool = machine.model.pool
-    pool.share = lambda block: pool._kept.pop(block, None)
+    adopt = pool.adopt
+
+    def forgetful(cache, key):
+        found = adopt(cache, key)
+        if found:
+            pool._users[cache.blocks[-1]] -= 1
+        return found
+
+    pool.adopt = forgetful
     machine.submit([7] * 70, GREEDY)
     machine.go_on(30)
     machine.submit([7] * 70, GREEDY)

@@ -13,6 +13,7 @@ from test_logprobs import log_softmax
 from decoders import compiled, logits_of, packed
 from qkv.engine.engine import Engine
 from qkv.engine.scoring import Score, compare, perplexity, score, window_and_stride, windows
+from qkv.engine.session import Session
 from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import ParameterError, QkvError
 from qkv.model.compiled import CompiledDecoder
@@ -21,6 +22,7 @@ from tiny import random_tensors, tiny_config
 
 CONFIG = tiny_config()
 CONTEXT = 128
+VOCABULARY = Vocabulary(CONFIG.vocab_size)
 IDS = np.random.default_rng(4).integers(0, CONFIG.vocab_size, 300).tolist()
 
 
@@ -36,10 +38,15 @@ def decoder(tensors):
     made.close()
 
 
+@pytest.fixture
+def session(decoder):
+    return Session(decoder)
+
+
 @pytest.fixture(scope="module")
 def engine(tensors):
     made = compiled(CONFIG, packed(CONFIG, tensors), context=CONTEXT, outputs=24)
-    engine = Engine(made, vocabulary=Vocabulary(CONFIG.vocab_size), context=CONTEXT, end_ids=[])
+    engine = Engine(made, vocabulary=VOCABULARY, context=CONTEXT, end_ids=[])
     yield engine
     engine.close()
     made.close()
@@ -109,41 +116,41 @@ def test_a_text_that_fits_is_one_window(engine, tensors):
 
 
 @pytest.mark.parametrize(("window", "stride"), [(127, 63), (64, 10), (41, 40), (40, 1), (2, 1)])
-def test_the_engine_and_a_decoder_of_ones_own_give_the_same_bits(engine, decoder, window, stride):
+def test_the_engine_and_a_decoder_of_ones_own_give_the_same_bits(engine, session, window, stride):
     """However many rows come together: 24 at a time in the engine, 40 here."""
     ids = IDS[:150]
-    (quality,) = compare([decoder], ids, window=window, stride=stride)
+    (quality,) = compare([session], ids, vocabulary=VOCABULARY, window=window, stride=stride)
     assert [None, *quality.logprobs] == score(engine, ids, window=window, stride=stride).logprobs
     assert quality.perplexity == score(engine, ids, window=window, stride=stride).perplexity
 
 
-def test_scoring_leaves_nothing_taken(engine, decoder):
+def test_scoring_leaves_nothing_taken(engine, session):
     score(engine, IDS)
-    compare([decoder], IDS, window=100, stride=50)
-    for pool in (engine.model.pool, decoder.pool):
+    compare([session], IDS, vocabulary=VOCABULARY, window=100, stride=50)
+    for pool in (engine.scheduler.pool, session.pool):
         assert pool.free == pool.size
 
 
-def test_no_step_gives_more_rows_than_there_is_room_for(decoder, monkeypatch):
+def test_no_step_gives_more_rows_than_there_is_room_for(session, monkeypatch):
     """Memory stays flat: rows are asked for a few at a time, and not copied."""
     seen, step = [], CompiledDecoder.step
 
-    def watched(self, chunks, *, copy=True):
-        rows = step(self, chunks, copy=copy)
-        seen.append((len(chunks[0].ids), len(rows), np.shares_memory(rows, self._buffers.logits)))
+    def watched(self, feeds, *, copy=True):
+        rows = step(self, feeds, copy=copy)
+        seen.append((len(feeds[0].ids), len(rows), np.shares_memory(rows, self._buffers.logits)))
         return rows
 
     monkeypatch.setattr(CompiledDecoder, "step", watched)
-    compare([decoder], IDS, window=100, stride=50)
+    compare([session], IDS, vocabulary=VOCABULARY, window=100, stride=50)
     assert max(tokens for tokens, _, _ in seen) == 40 == max(rows for _, rows, _ in seen)
     assert all(shared for _, rows, shared in seen if rows)
     assert any(rows == 0 for _, rows, _ in seen)  # what an earlier window has scored needs no logits
 
 
-def test_progress_ends_at_the_end(engine, decoder):
+def test_progress_ends_at_the_end(engine, session):
     for run in (
         lambda heard: score(engine, IDS, progress=heard),
-        lambda heard: compare([decoder], IDS, window=100, stride=50, progress=heard),
+        lambda heard: compare([session], IDS, vocabulary=VOCABULARY, window=100, stride=50, progress=heard),
     ):
         calls: list[tuple] = []
         run(lambda *call, calls=calls: calls.append(call))
@@ -168,7 +175,8 @@ def test_formats_against_the_first(decoder, tensors):
     int4 = compiled(CONFIG, packed(CONFIG, tensors, "int4"), context=CONTEXT, outputs=40)
     again = compiled(CONFIG, packed(CONFIG, tensors), context=CONTEXT, outputs=40, threads=1)
     try:
-        first, second, same = compare([decoder, int4, again], IDS, window=100, stride=50)
+        sessions = [Session(one) for one in (decoder, int4, again)]
+        first, second, same = compare(sessions, IDS, vocabulary=VOCABULARY, window=100, stride=50)
         p, q = log_distributions(decoder, 100, 50), log_distributions(int4, 100, 50)
     finally:
         int4.close()
@@ -185,9 +193,10 @@ def test_damaged_weights_are_reported(tensors):
     damaged = compiled(CONFIG, packed(CONFIG, tensors), context=CONTEXT, outputs=40)
     try:
         damaged._weights.vectors[:] = np.nan
+        session = Session(damaged)
         with pytest.raises(QkvError, match="damaged"):
-            compare([damaged], IDS[:20], window=10, stride=5)
-        assert damaged.pool.free == damaged.pool.size
+            compare([session], IDS[:20], vocabulary=VOCABULARY, window=10, stride=5)
+        assert session.pool.free == session.pool.size
     finally:
         damaged.close()
 

@@ -98,17 +98,17 @@ def test_guided_answers_are_those_without_guesses():
 class Circle(ScriptedModel):
     """A model that says the same eight tokens again and again, so that guesses come true, but for every 20th."""
 
-    def _rows(self, chunk):
-        for row, position in zip(super()._rows(chunk), self._positions(chunk), strict=True):
+    def _rows(self, feed):
+        for row, position in zip(super()._rows(feed), self._positions(feed), strict=True):
             row[:] = -1
             row[(position * 3 if position % 20 else position * 3 + 1) % 8 + 1] = 5
             yield row
 
     @staticmethod
-    def _positions(chunk):
-        count = len(chunk.ids)
-        wanted = {"none": 0, "last": 1, "all": count}[chunk.outputs]
-        return range(chunk.cache.length + count - wanted + 1, chunk.cache.length + count + 1)
+    def _positions(feed):
+        count = len(feed.ids)
+        wanted = {"none": 0, "last": 1, "all": count}[feed.outputs]
+        return range(feed.cache.length + count - wanted + 1, feed.cache.length + count + 1)
 
 
 def test_several_tokens_a_step_and_no_wrong_guess_in_the_cache():

@@ -19,10 +19,12 @@ from decoders import packed
 from qkv.engine.engine import Engine
 from qkv.engine.params import SamplingParams
 from qkv.engine.sampling import Sampler
+from qkv.engine.session import Session
 from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import QkvError, RequestCancelledError
+from qkv.kernels.sizes import blocks_for
 from qkv.model.compiled import CompiledDecoder, kv_block_bytes
-from qkv.model.paged import blocks_for
+from qkv.model.feed import PagedCache
 from tiny import random_tensors, tiny_config
 
 CONFIG = tiny_config(num_hidden_layers=1)
@@ -47,22 +49,18 @@ def lonely():
 
 def alone(prompt, params, choice=0):
     """(tokens, reason), by the simplest loop: a cache of its own, one token a step."""
-    model, held = lonely(), lonely().new_cache()
+    session, held = Session(lonely()), PagedCache()
     ids = list(prompt)
     sampler = Sampler(params, choice=choice, prompt_ids=prompt, vocab_size=CONFIG.vocab_size, end_ids=[END])
     limit = min(CONTEXT - len(prompt), params.max_tokens or CONTEXT)
     new = ids
-    try:
-        while len(ids) - len(prompt) < limit:
-            logits = model.next_logits(new, held)
-            token = sampler.choose(logits, position=len(ids)).token
-            if token in params.ending_ids([END]):
-                return ids[len(prompt) :], "stop"
-            ids.append(token)
-            new = [token]
-        return ids[len(prompt) :], "length"
-    finally:
-        model.release(held)
+    while len(ids) - len(prompt) < limit:
+        token = sampler.choose(session.run(new, held), position=len(ids)).token
+        if token in params.ending_ids([END]):
+            return ids[len(prompt) :], "stop"
+        ids.append(token)
+        new = [token]
+    return ids[len(prompt) :], "length"
 
 
 def engine_on(model, **options):
@@ -121,7 +119,7 @@ def test_sixty_four_requests_at_random_times_with_cancels_and_preemptions(specul
     assert finished >= 40
     assert preemptions
     assert engine.stats().cache.tokens_reused > 0
-    assert model.pool.free == model.pool.size
+    assert engine.scheduler.pool.free == model.blocks
     engine.close()
     model.close()
 
@@ -129,17 +127,15 @@ def test_sixty_four_requests_at_random_times_with_cancels_and_preemptions(specul
 def test_sixteen_threads_each_get_their_solo_run():
     model = decoder()
     engine = engine_on(model)
-    wrong = []
+    right, wrong = [], []
+    params = SamplingParams(temperature=0.8, seed=42, max_tokens=20)
+    prompts = [[i * 3 + 1, i, 7] for i in range(16)]
+    expected = [alone(prompt, params)[0] for prompt in prompts]
 
     def use(i):
-        params = SamplingParams(temperature=0.8, seed=42, max_tokens=20)
-        prompt = [i * 3 + 1, i, 7]
-        (made,) = engine.submit(prompt, params).wait(60)
-        if made.token_ids != alone(prompt, params)[0]:
-            wrong.append(i)
+        (made,) = engine.submit(prompts[i], params).wait(60)
+        (right if made.token_ids == expected[i] else wrong).append(i)
 
-    for i in range(16):  # the expected ones first: the loop takes turns with the engine otherwise
-        alone([i * 3 + 1, i, 7], SamplingParams(temperature=0.8, seed=42, max_tokens=20))
     for count in (2, 16):
         threads = [threading.Thread(target=use, args=(i,)) for i in range(count)]
         for thread in threads:
@@ -147,6 +143,7 @@ def test_sixteen_threads_each_get_their_solo_run():
         for thread in threads:
             thread.join(60)
     assert wrong == []
+    assert len(right) == 18
     engine.close()
     model.close()
 
@@ -223,6 +220,6 @@ def test_memory_is_flat_over_two_thousand_requests():
     before = memory()
     serve(2000)
     assert memory() - before < 4_000_000
-    assert model.pool.free == model.pool.size
+    assert engine.scheduler.pool.free == model.blocks
     engine.close()
     model.close()

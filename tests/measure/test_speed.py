@@ -32,13 +32,13 @@ def bursts(weights):
 
 
 def steps_of(bursts: Bursts, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
-    """(position, tokens) of every chunk of every step from now on."""
+    """(position, tokens) of every feed of every step from now on."""
     seen: list[list[tuple[int, int]]] = []
     step = bursts.decoder.step
 
-    def noted(chunks, **options):
-        seen.append([(chunk.cache.length, len(chunk.ids)) for chunk in chunks])
-        return step(chunks, **options)
+    def noted(feeds, **options):
+        seen.append([(feed.cache.length, len(feed.ids)) for feed in feeds])
+        return step(feeds, **options)
 
     monkeypatch.setattr(bursts.decoder, "step", noted)
     return seen
@@ -47,7 +47,7 @@ def steps_of(bursts: Bursts, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple
 @pytest.mark.parametrize("point", POINTS, ids=str)
 def test_a_burst_does_its_steps_and_leaves_no_trace(bursts, monkeypatch, point):
     bursts.prepare(point)
-    lengths, free = [cache.length for cache in bursts.held], bursts.decoder.pool.free
+    lengths, free = [cache.length for cache in bursts.held], bursts.session.pool.free
     for _ in range(3):
         seen = steps_of(bursts, monkeypatch)
         assert bursts.burst(point) > 0
@@ -57,7 +57,7 @@ def test_a_burst_does_its_steps_and_leaves_no_trace(bursts, monkeypatch, point):
             assert seen == [[(point.depth + i, 1)] * point.sequences for i in range(1 + BURST_STEPS)]
         assert [cache.length for cache in bursts.held] == lengths
     assert lengths == [0 if point.kind == "prefill" else point.depth] * point.sequences
-    assert bursts.decoder.pool.free >= free - point.sequences  # a block for the steps of a burst
+    assert bursts.session.pool.free >= free - point.sequences  # a block for the steps of a burst
 
 
 def test_points_in_any_order_fill_what_is_missing(bursts, monkeypatch):
@@ -77,10 +77,10 @@ def test_a_deeper_sequence_begins_with_the_same_tokens(bursts):
     """What was filled in two pieces is what is filled in one."""
     bursts.prepare(Point("decode", 20))
     bursts.prepare(Point("decode", 50))
-    pieces = bursts.decoder.next_logits([5], bursts.held[0])
+    pieces = bursts.session.run([5], bursts.held[0])
     bursts.prepare(Point("prefill", 40))
     bursts.prepare(Point("decode", 50))
-    assert np.array_equal(bursts.decoder.next_logits([5], bursts.held[0]), pieces)
+    assert np.array_equal(bursts.session.run([5], bursts.held[0]), pieces)
 
 
 def test_points_as_text():

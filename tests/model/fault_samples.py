@@ -14,8 +14,10 @@ import time
 import numpy as np
 
 from decoders import compiled, logits_of, packed
+from qkv.engine.session import Session
 from qkv.errors import QkvError
-from qkv.model.compiled import Chunk, CompiledDecoder
+from qkv.model.compiled import CompiledDecoder
+from qkv.model.feed import Feed, PagedCache
 from qkv.runtime.aside import aside
 from qkv.runtime.team import StepFailedError, team
 from tiny import random_tensors, tiny_config
@@ -36,10 +38,7 @@ def prompt(count: int = TOKENS, seed: int = 0) -> list[int]:
 
 
 def solo(decoder: CompiledDecoder, ids: list[int]) -> np.ndarray:
-    cache = decoder.new_cache()
-    logits = decoder.next_logits(ids, cache)
-    decoder.release(cache)
-    return logits
+    return Session(decoder).run(ids, PagedCache())
 
 
 def in_the_middle(action, *arguments) -> threading.Thread:
@@ -59,22 +58,22 @@ def in_the_middle(action, *arguments) -> threading.Thread:
 def interrupted() -> None:
     """Ctrl-C leaves the step before its end, the sequence as it was, and the decoder as good as new."""
     decoder, ids = deep(), prompt()
-    expected = solo(decoder, ids)
+    expected, session = solo(decoder, ids), Session(decoder)
     for _ in range(5):
-        cache = decoder.new_cache()
+        cache = PagedCache()
         decoder._buffers.logits[:] = np.nan
         in_the_middle(os.kill, os.getpid(), signal.SIGINT)
         try:
-            aside(lambda: decoder.next_logits(ids, cache))  # noqa: B023 - it is over before the next round
+            aside(lambda: session.run(ids, cache))  # noqa: B023 - it is over before the next round
         except KeyboardInterrupt:
             pass
         else:
             raise AssertionError("not interrupted")
         assert np.isnan(decoder._buffers.logits).all()  # it never came to the head
         assert cache.length == 0
-        assert np.array_equal(decoder.next_logits(ids, cache), expected)
-        decoder.release(cache)
-        assert decoder.pool.free == decoder.pool.size
+        assert np.array_equal(session.run(ids, cache), expected)
+        session.release(cache)
+        assert session.pool.free == session.pool.size
 
 
 def closed() -> None:
@@ -127,13 +126,13 @@ def forked_in_the_middle() -> None:
 
 def two_at_once() -> None:
     """Two decoders with different numbers of threads in two Python threads, many steps each."""
-    decoders = [deep(threads=2), deep(threads=3, seed=1)]
+    sessions = [Session(deep(threads=2)), Session(deep(threads=3, seed=1))]
     ids = prompt(40)
-    expected = [logits_by_one(decoder, ids) for decoder in decoders]
+    expected = [logits_by_one(session, ids) for session in sessions]
     results: list[np.ndarray | None] = [None, None]
 
     def use(k: int) -> None:
-        results[k] = logits_by_one(decoders[k], ids)
+        results[k] = logits_by_one(sessions[k], ids)
 
     threads = [threading.Thread(target=use, args=(k,)) for k in (0, 1)]
     for thread in threads:
@@ -145,22 +144,21 @@ def two_at_once() -> None:
     assert not np.array_equal(*expected)
 
 
-def logits_by_one(decoder: CompiledDecoder, ids: list[int]) -> np.ndarray:
-    cache = decoder.new_cache()
-    rows = [decoder.next_logits([token], cache) for token in ids]
-    decoder.release(cache)
-    return np.stack(rows)
+def logits_by_one(session: Session, ids: list[int]) -> np.ndarray:
+    cache = PagedCache()
+    session.pool.grow(cache, len(ids))
+    return np.stack([session.run([token], cache) for token in ids])
 
 
 def one_decoder_in_two_threads() -> None:
     """The same decoder from two Python threads: their steps take turns."""
-    decoder = deep()
+    session = Session(deep())
     prompts = [prompt(40, seed) for seed in (0, 1)]
-    expected = [logits_by_one(decoder, ids) for ids in prompts]
+    expected = [logits_by_one(session, ids) for ids in prompts]
     results: list[np.ndarray | None] = [None, None]
 
     def use(k: int) -> None:
-        results[k] = logits_by_one(decoder, prompts[k])
+        results[k] = logits_by_one(session, prompts[k])
 
     threads = [threading.Thread(target=use, args=(k,)) for k in (0, 1)]
     for thread in threads:
@@ -175,7 +173,7 @@ def more_threads_than_cores() -> None:
     one, many = deep(threads=1), deep(threads=threads)
     ids = prompt(70)
     assert np.array_equal(solo(one, ids), solo(many, ids))
-    assert np.array_equal(logits_by_one(one, ids[:5]), logits_by_one(many, ids[:5]))
+    assert np.array_equal(*(logits_by_one(Session(each), ids[:5]) for each in (one, many)))
 
 
 def failing_thread() -> None:
@@ -189,18 +187,19 @@ def failing_thread() -> None:
             raise MemoryError("no room")
         return serve(tid)
 
+    session = Session(decoder)
     time.sleep(0.1)  # the workers park: the next step calls them through Python
     team()._serve = broken  # type: ignore[method-assign]
-    cache = decoder.new_cache()
+    cache = PagedCache()
     try:
-        decoder.next_logits(ids, cache)
+        session.run(ids, cache)
     except StepFailedError as error:
         assert "MemoryError: no room" in str(error)
     else:
         raise AssertionError("the failure went unnoticed")
     team()._serve = serve  # type: ignore[method-assign]
     assert cache.length == 0
-    assert np.array_equal(decoder.next_logits(ids, cache), expected)
+    assert np.array_equal(session.run(ids, cache), expected)
 
 
 def digest() -> str:
@@ -211,9 +210,8 @@ def digest() -> str:
         config = tiny_config(max_position_embeddings=2048, **changes)
         decoder = compiled(config, packed(config, random_tensors(config), "mixed"), cache=kind, context=700, outputs=64)
         everything.update(logits_of(decoder, prompt(64), [1, 9, 33, 1, 20]).tobytes())
-        long, short = decoder.new_cache(), decoder.new_cache()
-        decoder.next_logits(prompt(600), long)
-        everything.update(
-            decoder.step([Chunk(long, [5]), Chunk(short, prompt(3), "all"), Chunk(decoder.new_cache(), [1])])
-        )
+        session = Session(decoder)
+        long, short = PagedCache(), PagedCache()
+        session.run(prompt(600), long)
+        everything.update(session.step([Feed(long, [5]), Feed(short, prompt(3), "all"), Feed(PagedCache(), [1])]))
     return everything.hexdigest()

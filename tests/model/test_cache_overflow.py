@@ -8,11 +8,12 @@ import pytest
 from decoders import compiled, packed
 from qkv.engine.engine import Engine
 from qkv.engine.params import SamplingParams
+from qkv.engine.session import Session
 from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import QkvError
 from qkv.kernels.sizes import CACHE_KINDS
-from qkv.model.compiled import Chunk, CompiledDecoder
-from qkv.model.paged import CacheOverflowError
+from qkv.model.compiled import CompiledDecoder
+from qkv.model.feed import CacheOverflowError, Feed, PagedCache
 from tiny import random_tensors, tiny_config
 
 CONFIG = tiny_config(architecture="qwen2", num_hidden_layers=2)  # no norm bounds its keys
@@ -38,15 +39,16 @@ def decoder_with(part: str, size: float, kind: str = "f16") -> CompiledDecoder:
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
 def test_a_step_names_the_chunks_that_do_not_fit(part, prompt):
     decoder = decoder_with(part, 200_000)
-    expected = decoder.step([Chunk(decoder.new_cache(), NEIGHBOUR, "all")])
-    caches = [decoder.new_cache() for _ in range(3)]
+    session = Session(decoder)
+    expected = session.step([Feed(PagedCache(), NEIGHBOUR, "all")])
+    caches = [PagedCache() for _ in range(3)]
     with pytest.raises(CacheOverflowError, match=r'beyond 65,504.*cache="f32" or cache="int8"') as failure:
-        decoder.step([Chunk(caches[0], NEIGHBOUR, "all"), Chunk(caches[1], prompt), Chunk(caches[2], [9])])
-    assert failure.value.chunks == (1,)
+        session.step([Feed(caches[0], NEIGHBOUR, "all"), Feed(caches[1], prompt), Feed(caches[2], [9])])
+    assert failure.value.feeds == (1,)
     assert [cache.length for cache in caches] == [0, 0, 0]
-    assert np.array_equal(decoder.step([Chunk(caches[0], NEIGHBOUR, "all")]), expected)
+    assert np.array_equal(session.step([Feed(caches[0], NEIGHBOUR, "all")]), expected)
     with pytest.raises(CacheOverflowError):
-        decoder.next_logits(prompt, decoder.new_cache())
+        session.run(prompt, PagedCache())
 
 
 @pytest.mark.parametrize("part", ["k", "v"])
@@ -55,7 +57,8 @@ def test_numbers_that_fit_are_no_error(part, kind):
     """45,000 in every cache; the others also take what is too large for an f16 cache."""
     for size in (45_000, 200_000) if kind != "f16" else (45_000,):
         decoder = decoder_with(part, size, kind)
-        assert np.isfinite(decoder.next_logits(PROMPTS["middle"], decoder.new_cache())).all()
+        session = Session(decoder)
+        assert np.isfinite(session.run(PROMPTS["middle"], PagedCache())).all()
         decoder.close()
 
 
@@ -63,8 +66,9 @@ def test_numbers_that_fit_are_no_error(part, kind):
 @pytest.mark.parametrize("kind", CACHE_KINDS)
 def test_an_infinite_number_is_damage_and_not_a_matter_of_the_cache(part, kind):
     decoder = decoder_with(part, 3e38 * 8, kind)
+    session = Session(decoder)
     for prompt in PROMPTS.values():
-        decoder.step([Chunk(decoder.new_cache(), prompt)])
+        session.step([Feed(PagedCache(), prompt)])
         assert decoder.likeliest().tolist() == [-1]
 
 
@@ -87,5 +91,5 @@ def test_a_request_that_does_not_fit_ends_and_its_neighbours_keep_their_bits(par
     assert made.token_ids == expected.token_ids
     (after,) = engine.submit(beginning, greedy).wait(60)
     assert after.reused == 0
-    assert decoder.pool.free == decoder.pool.size
+    assert engine.stats().cache.free_blocks == decoder.blocks
     engine.close()

@@ -15,10 +15,12 @@ import pytest
 from test_reference import FAMILIES, hf_model, prompt
 
 from decoders import QuantizedReference, compiled, dequantized, logits_of, packed
+from qkv.engine.session import Session
 from qkv.errors import ModelFileError, ParameterError, QkvError
 from qkv.kernels.sizes import STEP_TOKENS
 from qkv.model import compiled as compiled_module
-from qkv.model.compiled import Chunk, CompiledDecoder
+from qkv.model.compiled import CompiledDecoder
+from qkv.model.feed import Feed, PagedCache
 from qkv.model.reference import Decoder
 from tiny import random_tensors, tiny_config
 
@@ -125,14 +127,15 @@ def test_every_length_of_history_to_130_and_around_512():
     config = tiny_config(num_hidden_layers=1, max_position_embeddings=1024)
     tensors = random_tensors(config)
     decoder = compiled(config, packed(config, tensors), context=1024)
+    session = Session(decoder)
     ids = prompt(config, 520)
     expected = Decoder(config, tensors)(ids)
-    cache = decoder.new_cache()
+    cache = PagedCache()
     for t in range(130):
-        assert np.abs(decoder.next_logits([ids[t]], cache) - expected[t]).max() < 1e-4, t
-    decoder.next_logits(ids[130:508], cache)
+        assert np.abs(session.run([ids[t]], cache) - expected[t]).max() < 1e-4, t
+    session.run(ids[130:508], cache)
     for t in range(508, 520):
-        assert np.abs(decoder.next_logits([ids[t]], cache) - expected[t]).max() < 1e-4, t
+        assert np.abs(session.run([ids[t]], cache) - expected[t]).max() < 1e-4, t
     assert cache.length == 520
 
 
@@ -140,8 +143,9 @@ def test_prompts_longer_than_a_step_are_computed_in_several():
     config = tiny_config(num_hidden_layers=1, max_position_embeddings=2048)
     tensors = random_tensors(config)
     decoder = compiled(config, packed(config, tensors), context=2048)
+    session = Session(decoder)
     ids = prompt(config, 2 * STEP_TOKENS + 77)
-    assert np.abs(decoder.next_logits(ids, decoder.new_cache()) - Decoder(config, tensors)(ids)[-1]).max() < 1e-4
+    assert np.abs(session.run(ids, PagedCache()) - Decoder(config, tensors)(ids)[-1]).max() < 1e-4
 
 
 # ------------------------------------------------------------------------------------------ the same bits
@@ -151,20 +155,21 @@ def test_prompts_longer_than_a_step_are_computed_in_several():
 def test_a_batch_gives_each_sequence_the_bits_it_has_alone(weights, kind):
     """Five sequences of lengths 1 … 70; two of them have a history, one of which goes on by a single token."""
     decoder = decoder_of("qwen3", weights, kind)
+    session = Session(decoder)
     rng = np.random.default_rng(5)
     sequences = [rng.integers(0, 320, n).tolist() for n in (1, 2, 9, 40, 70)]
     alone = [logits_of(decoder, ids) for ids in sequences]
     histories = [0, 0, 4, 39, 0]
-    caches = [decoder.new_cache() for _ in sequences]
-    before = [Chunk(c, ids[:n], "none") for c, ids, n in zip(caches, sequences, histories, strict=True) if n]
-    assert decoder.step(before).shape == (0, 320)
-    chunks = [Chunk(c, ids[n:], "all") for c, ids, n in zip(caches, sequences, histories, strict=True)]
-    together = decoder.step(chunks)
+    caches = [PagedCache() for _ in sequences]
+    before = [Feed(c, ids[:n], "none") for c, ids, n in zip(caches, sequences, histories, strict=True) if n]
+    assert session.step(before).shape == (0, 320)
+    chunks = [Feed(c, ids[n:], "all") for c, ids, n in zip(caches, sequences, histories, strict=True)]
+    together = session.step(chunks)
     expected = np.concatenate([rows[n:] for rows, n in zip(alone, histories, strict=True)])
     assert np.array_equal(together, expected)
     assert [c.length for c in caches] == [1, 2, 9, 40, 70]
     for c in caches:
-        decoder.release(c)
+        session.release(c)
 
 
 @pytest.mark.parametrize(("weights", "kind"), CASES)
@@ -238,16 +243,17 @@ def test_recycled_blocks_change_nothing(weights, kind):
     """The cache is so small that the second sequence gets the first one's blocks, in another order."""
     config = FAMILIES["qwen3"]
     decoder = compiled(config, weights_of("qwen3", weights)[0], cache=kind, context=128)
+    session = Session(decoder)
     ids = prompt(config, 100)
     first = logits_of(decoder, ids)
-    other, again = decoder.new_cache(), decoder.new_cache()
-    decoder.step([Chunk(other, ids[50:83], "none")])
-    rows = decoder.step([Chunk(again, ids, "all")])
+    other, again = PagedCache(), PagedCache()
+    session.step([Feed(other, ids[50:83], "none")])
+    rows = session.step([Feed(again, ids, "all")])
     assert np.array_equal(rows, first)
     assert set(other.blocks).isdisjoint(again.blocks)
-    decoder.release(other)
-    decoder.release(again)
-    assert decoder.pool.free == decoder.pool.size
+    session.release(other)
+    session.release(again)
+    assert session.pool.free == session.pool.size
 
 
 @pytest.mark.parametrize("kind", CACHES)
@@ -256,11 +262,12 @@ def test_parts_and_tiles_give_the_same_bits(monkeypatch, kind):
     for that, one after the other."""
     config = tiny_config(max_position_embeddings=2048)
     decoder = compiled(config, packed(config, random_tensors(config)), cache=kind, context=1200)
+    session = Session(decoder)
     ids = prompt(config, 1100)
     caches = []
     for _ in range(2):
-        caches.append(decoder.new_cache())
-        decoder.next_logits(ids[:500], caches[-1])
+        caches.append(PagedCache())
+        session.run(ids[:500], caches[-1])
     parts, tiles = [], []
     for t in [*range(500, 530), *range(1020, 1030)]:
         for cache_, rows in zip(caches, (parts, tiles), strict=True):
@@ -268,8 +275,8 @@ def test_parts_and_tiles_give_the_same_bits(monkeypatch, kind):
                 if rows is tiles:
                     patch.setattr(compiled_module, "MAX_PARTS", 0)
                 if cache_.length < t:
-                    decoder.next_logits(ids[cache_.length : t], cache_)
-                rows.append(decoder.next_logits([ids[t]], cache_))
+                    session.run(ids[cache_.length : t], cache_)
+                rows.append(session.run([ids[t]], cache_))
                 assert decoder._input.command[1] == (rows is tiles)
                 assert decoder._input.command[2] == (0 if rows is tiles else t // 512 + 1)
     assert np.array_equal(parts, tiles)
@@ -291,45 +298,49 @@ def test_decoders_of_several_formats_live_side_by_side():
 
 def test_logits_come_for_the_tokens_asked_for_only():
     decoder = decoder_of("qwen3", "f32")
+    session = Session(decoder)
     ids = prompt(FAMILIES["qwen3"], 12)
     rows = logits_of(decoder, ids)
-    caches = [decoder.new_cache() for _ in range(3)]
-    got = decoder.step([Chunk(c, ids, wanted) for c, wanted in zip(caches, ("last", "none", "all"), strict=True)])
+    caches = [PagedCache() for _ in range(3)]
+    got = session.step([Feed(c, ids, wanted) for c, wanted in zip(caches, ("last", "none", "all"), strict=True)])
     assert np.array_equal(got, np.concatenate([rows[-1:], rows]))
     for c in caches:
-        decoder.release(c)
+        session.release(c)
 
 
 def test_results_are_the_callers_own():
     decoder = decoder_of("qwen3", "f32")
-    cache_ = decoder.new_cache()
-    first = decoder.step([Chunk(cache_, [1])])
+    session = Session(decoder)
+    cache_ = PagedCache()
+    first = session.step([Feed(cache_, [1])])
     kept = first.copy()
-    second = decoder.step([Chunk(cache_, [2])])
+    second = session.step([Feed(cache_, [2])])
     assert np.array_equal(first, kept)
     assert not np.array_equal(first, second)
-    decoder.release(cache_)
+    session.release(cache_)
 
 
 def test_without_a_copy_the_next_step_overwrites_the_logits():
     decoder = decoder_of("qwen3", "f32")
-    cache_ = decoder.new_cache()
-    first = decoder.step([Chunk(cache_, [1])], copy=False)
+    session = Session(decoder)
+    cache_ = PagedCache()
+    first = session.step([Feed(cache_, [1])], copy=False)
     assert np.shares_memory(first, decoder._buffers.logits)
     kept = first.copy()
-    assert np.array_equal(kept, decoder.step([Chunk(decoder.new_cache(), [1])]))
-    decoder.step([Chunk(cache_, [2])], copy=False)
+    assert np.array_equal(kept, session.step([Feed(PagedCache(), [1])]))
+    session.step([Feed(cache_, [2])], copy=False)
     assert not np.array_equal(first, kept)
-    decoder.release(cache_)
+    session.release(cache_)
 
 
 def test_after_close_a_step_is_an_error():
     decoder = compiled(FAMILIES["qwen3"], weights_of("qwen3", "f32")[0])
-    cache_ = decoder.new_cache()
-    decoder.step([Chunk(cache_, [1])])
+    session = Session(decoder)
+    cache_ = PagedCache()
+    session.step([Feed(cache_, [1])])
     decoder.close()
     with pytest.raises(QkvError, match="closed"):
-        decoder.step([Chunk(cache_, [2])])
+        session.step([Feed(cache_, [2])])
     decoder.close()
 
 
@@ -378,9 +389,10 @@ def test_a_window_hides_what_is_older(window):
 
 def test_the_likeliest_tokens_are_those_of_the_logits():
     decoder = decoder_of("qwen3", "f32")
-    caches = [decoder.new_cache(), decoder.new_cache()]
-    logits = decoder.step([Chunk(caches[0], range(9), "all"), Chunk(caches[1], range(5), "last")])
+    session = Session(decoder)
+    caches = [PagedCache(), PagedCache()]
+    logits = session.step([Feed(caches[0], range(9), "all"), Feed(caches[1], range(5), "last")])
     assert len(logits) == 10
     assert decoder.likeliest().tolist() == logits.argmax(axis=1).tolist()
     for each in caches:
-        decoder.release(each)
+        session.release(each)

@@ -63,5 +63,5 @@ def test_weight_bytes_of_a_step_are_all_that_it_reads(tied):
 def test_the_pool_has_the_blocks_it_says(kind):
     config = tiny_config()
     decoder = compiled(config, packed(config, random_tensors(config)), cache=kind, context=100)
-    assert decoder.pool.size >= 4  # of 32 positions
-    assert decoder._buffers.pool.bytes.nbytes == decoder.pool.size * 32 * cache_bytes_per_position(config, kind)
+    assert decoder.blocks >= 4  # of 32 positions
+    assert decoder._buffers.pool.bytes.nbytes == decoder.blocks * 32 * cache_bytes_per_position(config, kind)

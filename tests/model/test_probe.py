@@ -7,7 +7,8 @@ import pytest
 
 from decoders import compiled, dequantized, packed
 from hooked import Hooked
-from qkv.model.compiled import Chunk
+from qkv.engine.session import Session
+from qkv.model.feed import Feed, PagedCache
 from qkv.model.probe import HEADS, MIDDLE, STREAM, Edit, Edits, point
 from tiny import random_tensors, tiny_config
 
@@ -24,28 +25,33 @@ def decoder():
     made.close()
 
 
-def run(decoder, ids, sizes=None, taps=(), edits=None, beside=()):
+@pytest.fixture(scope="module")
+def session(decoder):
+    return Session(decoder)
+
+
+def run(session, ids, sizes=None, taps=(), edits=None, beside=()):
     """Logits of the last token, and what was tapped, joined; beside other sequences in its first step."""
-    cache, parts, start = decoder.new_cache(), [], 0
-    others = [Chunk(decoder.new_cache(), other) for other in beside]
+    cache, parts, start = PagedCache(), [], 0
+    others = [Feed(PagedCache(), other) for other in beside]
     for size in sizes or [len(ids)]:
-        mine = Chunk(cache, ids[start : start + size], "last", taps, edits)
-        chunks = [*others, mine] if start == 0 else [mine]
-        logits = decoder.step(chunks)[-1]
+        mine = Feed(cache, ids[start : start + size], "last", taps, edits)
+        feeds = [*others, mine] if start == 0 else [mine]
+        logits = session.step(feeds)[-1]
         if taps:
-            parts.append(decoder.tapped(chunks, len(chunks) - 1))
+            parts.append(session.decoder.tapped(feeds, len(feeds) - 1))
         start += size
-    for chunk in [*others, mine]:
-        decoder.release(chunk.cache)
+    for feed in [*others, mine]:
+        session.release(feed.cache)
     heads = {layer: [np.concatenate(x) for x in zip(*(p.heads[layer] for p in parts), strict=True)] for layer in taps}
     streams = {at: np.concatenate([p.streams[at] for p in parts]) for at in (parts[0].streams if parts else ())}
     return logits, heads, streams
 
 
 @pytest.mark.parametrize("sizes", [[45], [33, 12], [20, 1, 1, 23], [1] * 45])
-def test_taps_give_what_the_reference_has_and_change_no_bit(decoder, sizes):
-    plain, _, _ = run(decoder, IDS, sizes)
-    logits, heads, streams = run(decoder, IDS, sizes, taps=ALL)
+def test_taps_give_what_the_reference_has_and_change_no_bit(session, sizes):
+    plain, _, _ = run(session, IDS, sizes)
+    logits, heads, streams = run(session, IDS, sizes, taps=ALL)
     assert np.array_equal(plain, logits)
     expected, seen = Hooked(CONFIG, TENSORS).run(IDS)
     assert np.abs(logits - expected[-1]).max() < 1e-4
@@ -57,31 +63,31 @@ def test_taps_give_what_the_reference_has_and_change_no_bit(decoder, sizes):
     assert np.abs(streams[len(ALL)] - seen["blocks.2.hook_resid_post"]).max() < 1e-4
 
 
-def test_taps_have_the_same_bits_in_chunks_and_in_company(decoder):
-    whole = run(decoder, IDS, taps=[1])
-    parts = run(decoder, IDS, [13, 1, 31], taps=[1], beside=[IDS[::-1], IDS[:1], IDS[5:40]])
+def test_taps_have_the_same_bits_in_chunks_and_in_company(session):
+    whole = run(session, IDS, taps=[1])
+    parts = run(session, IDS, [13, 1, 31], taps=[1], beside=[IDS[::-1], IDS[:1], IDS[5:40]])
     assert np.array_equal(whole[0], parts[0])
     for a, b in ((whole[1], parts[1]), (whole[2], parts[2])):
         assert a.keys() == b.keys()
         assert all(np.array_equal(x, y) for at in a for x, y in zip(a[at], b[at], strict=True))
 
 
-def test_each_chunk_of_a_step_gets_its_own_layers(decoder):
-    chunks = [Chunk(decoder.new_cache(), IDS[:9], "none", [0]), Chunk(decoder.new_cache(), IDS, "none", [1, 2])]
-    decoder.step(chunks)
-    first, second = decoder.tapped(chunks, 0), decoder.tapped(chunks, 1)
+def test_each_chunk_of_a_step_gets_its_own_layers(session):
+    feeds = [Feed(PagedCache(), IDS[:9], "none", [0]), Feed(PagedCache(), IDS, "none", [1, 2])]
+    session.step(feeds)
+    first, second = session.decoder.tapped(feeds, 0), session.decoder.tapped(feeds, 1)
     assert (list(first.heads), list(first.streams)) == ([0], [0, 1])
     assert (list(second.heads), list(second.streams)) == ([1, 2], [1, 2, 3])
     assert np.array_equal(second.streams[1][:9], first.streams[1])
-    for chunk in chunks:
-        decoder.release(chunk.cache)
+    for feed in feeds:
+        session.release(feed.cache)
 
 
 @pytest.mark.parametrize("kind", ["f16", "int8"])
 def test_tapped_keys_and_values_are_those_of_the_cache(kind):
     """Rounded as the cache rounds them: attention computed from them is the engine's to float32's precision."""
     made = compiled(CONFIG, packed(CONFIG, TENSORS, "f32"), cache=kind)
-    _, heads, _ = run(made, IDS, [30, 15], taps=ALL)
+    _, heads, _ = run(Session(made), IDS, [30, 15], taps=ALL)
     made.close()
     for q, z, k, v in heads.values():
         assert k.dtype == v.dtype == (np.float16 if kind == "f16" else np.float32)
@@ -127,9 +133,9 @@ def reference_change(names):
 
 @pytest.mark.parametrize("names", [[name] for name in CHANGES] + [list(CHANGES)], ids=len)
 @pytest.mark.parametrize("sizes", [[45], [9, 1, 35]])
-def test_edits_do_what_the_same_change_does_to_the_reference(decoder, names, sizes):
+def test_edits_do_what_the_same_change_does_to_the_reference(session, names, sizes):
     edits = Edits.of([edit for name in names for edit in CHANGES[name][0]], len(ALL))
-    logits, _, streams = run(decoder, IDS, sizes, taps=ALL, edits=edits)
+    logits, _, streams = run(session, IDS, sizes, taps=ALL, edits=edits)
     reference = Hooked(CONFIG, dequantized(CONFIG, packed(CONFIG, TENSORS, "f32"), TENSORS), np.float64)
     reference.change = reference_change(names)
     expected, seen = reference.run(IDS)
@@ -138,23 +144,23 @@ def test_edits_do_what_the_same_change_does_to_the_reference(decoder, names, siz
     assert np.abs(expected[-1] - Hooked(CONFIG, TENSORS)(IDS)[-1]).max() > 1e-2
 
 
-def test_edited_sequences_leave_the_others_of_their_step_alone(decoder):
-    alone = run(decoder, IDS[::-1])[0]
+def test_edited_sequences_leave_the_others_of_their_step_alone(session):
+    alone = run(session, IDS[::-1])[0]
     edits = [Edits.of(CHANGES[name][0], len(ALL)) for name in CHANGES]
-    changed = [run(decoder, IDS, edits=one)[0] for one in edits]
-    chunks = [Chunk(decoder.new_cache(), IDS, edits=one) for one in edits]
-    chunks.insert(2, Chunk(decoder.new_cache(), IDS[::-1]))
-    rows = decoder.step(chunks)
+    changed = [run(session, IDS, edits=one)[0] for one in edits]
+    feeds = [Feed(PagedCache(), IDS, edits=one) for one in edits]
+    feeds.insert(2, Feed(PagedCache(), IDS[::-1]))
+    rows = session.step(feeds)
     assert np.array_equal(rows[2], alone)
     assert all(np.array_equal(row, expected) for row, expected in zip(np.delete(rows, 2, 0), changed, strict=True))
-    assert np.array_equal(run(decoder, IDS[::-1])[0], alone)
-    for chunk in chunks:
-        decoder.release(chunk.cache)
+    assert np.array_equal(run(session, IDS[::-1])[0], alone)
+    for feed in feeds:
+        session.release(feed.cache)
 
 
-def test_putting_back_what_was_there_changes_no_bit(decoder):
+def test_putting_back_what_was_there_changes_no_bit(session):
     """Patching every head's output with the run's own: the same numbers, so the same bits."""
-    plain, heads, _ = run(decoder, IDS, taps=ALL)
+    plain, heads, _ = run(session, IDS, taps=ALL)
     z = {layer: heads[layer][1].reshape(len(IDS), -1) for layer in ALL}
     edits = Edits.of([Edit(point(layer, HEADS), 0, False, 0, len(IDS), z[layer]) for layer in ALL], len(ALL))
-    assert np.array_equal(run(decoder, IDS, [20, 25], edits=edits)[0], plain)
+    assert np.array_equal(run(session, IDS, [20, 25], edits=edits)[0], plain)

@@ -60,7 +60,7 @@ class Running:
 
     def idle(self) -> bool:
         """Whether nothing runs any more, within a moment."""
-        pool = self.llm._decoder.pool
+        pool = self.llm._engine.scheduler.pool
         deadline = time.monotonic() + 20
         while (self.service.answerer.open or pool.free < pool.size) and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -17,7 +17,7 @@ from qkv.errors import ParameterError, QkvError
 from qkv.explain.charts import table
 
 if TYPE_CHECKING:
-    from qkv.model.compiled import CompiledDecoder
+    from qkv.engine.session import Session
     from qkv.opened import Opened
     from qkv.progress import Progress
 
@@ -75,8 +75,10 @@ def evaluate(
         ids = opened.tokenizer.prompt(text)[:tokens]
         if len(ids) < 2:
             raise ParameterError(f"{file}: one token only; scoring needs two, to predict the second")
-        decoders = _load_all(stack, opened, formats, cache, count, span, bars)
-        results = aside(lambda: scoring.compare(decoders, ids, window=span, stride=step, progress=bars))
+        sessions, known = _load_all(stack, opened, formats, cache, count, span, bars), opened.vocabulary
+        results = aside(
+            lambda: scoring.compare(sessions, ids, vocabulary=known, window=span, stride=step, progress=bars)
+        )
     names = [wanted or " + ".join(sorted({*opened.formats(None).values()})) for wanted in formats]
     result = {
         "model": label(model),
@@ -141,8 +143,9 @@ def _load_all(
     threads: int,
     window: int,
     progress: Progress,
-) -> list[CompiledDecoder]:
+) -> list[Session]:
     """The model in each format; the stack closes them. Raises QkvError when they do not fit into the memory."""
+    from qkv.engine.session import Session
     from qkv.model.compiled import CompiledDecoder
     from qkv.runtime.memory import free_memory
     from qkv.weights.choices import packed_size
@@ -154,15 +157,15 @@ def _load_all(
             f"--compare: the weights in {len(formats)} formats need {terminal.bytes_text(needed)} and "
             f"{terminal.bytes_text(free)} are free; compare fewer at a time"
         )
-    decoders = []
+    sessions = []
     for wanted in formats:
         weights = opened.load(wanted, threads=threads, progress=progress).weights
         decoder = CompiledDecoder(
             opened.config, weights, cache=cache, context=window, threads=threads, outputs=STEP_ROWS, progress=progress
         )
         stack.callback(decoder.close)
-        decoders.append(decoder)
-    return decoders
+        sessions.append(Session(decoder))
+    return sessions
 
 
 def as_text(result: dict[str, Any]) -> str:

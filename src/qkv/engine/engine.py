@@ -17,11 +17,11 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qkv.engine.blocks import BlockPool
 from qkv.engine.guide import Guide, Sink
 from qkv.engine.logprobs import token_logprobs
 from qkv.engine.mailbox import Mailbox
@@ -31,11 +31,12 @@ from qkv.engine.repetition import Repetition
 from qkv.engine.request import Answer, FinishReason, Handle
 from qkv.engine.sampling import Sampler
 from qkv.engine.scheduler import Scheduler, Slice
+from qkv.engine.session import StepRunner
 from qkv.engine.speculation import Lookup
 from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import ContextLengthError, ParameterError, QkvError, QueueFullError, RequestCancelledError
 from qkv.kernels.sizes import BLOCK
-from qkv.model.paged import BlockPool, CacheFullError, CacheOverflowError, Chunk, StepAbortedError
+from qkv.model.feed import CacheOverflowError, StepAbortedError
 
 MAX_QUEUE = 1024
 
@@ -51,29 +52,6 @@ class Stats:
     preemptions: int
     """How often an answer had to give its blocks up, and wait again, since the start."""
     cache: CacheStats
-
-
-class StepRunner(Protocol):
-    """What the engine asks of a decoder."""
-
-    pool: BlockPool
-    step_tokens: int
-    """The most tokens of a step."""
-    outputs: int
-    """The most rows of logits of a step."""
-
-    def step(self, chunks: Sequence[Chunk], *, copy: bool = True) -> NDArray[np.float32]:
-        """Run the chunks, whose caches have the blocks they need and grow by them; rows of logits, in their order.
-
-        Without `copy` the rows are overwritten by the next step. If it raises, the caches are as they were;
-        `StepAbortedError` means that it may be run again, `CacheOverflowError` without the chunks it names.
-        """
-
-    def likeliest(self) -> NDArray[np.int64]:
-        """The id of the largest logit of each of the last step's rows, the lowest of equals; -1: one is not finite."""
-
-    def abort(self) -> None:
-        """Make a step that is running in another thread raise `StepAbortedError` soon."""
 
 
 class Engine:
@@ -94,7 +72,7 @@ class Engine:
         name: str = "the model",
     ) -> None:
         self.model, self.vocabulary, self.name = model, vocabulary, name
-        self.context = min(context, model.pool.size * BLOCK)
+        self.context = min(context, model.blocks * BLOCK)
         self.end_ids = frozenset(end_ids)
         self.max_queue, self.speculation = max_queue, speculation
         self._closed = False
@@ -102,7 +80,7 @@ class Engine:
         _engines.add(self)
 
     def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self.model.pool, step_tokens=self.model.step_tokens, rows=self.model.outputs)
+        return Scheduler(BlockPool(self.model.blocks), step_tokens=self.model.step_tokens, rows=self.model.outputs)
 
     def _begin_anew(self) -> None:
         self.scheduler = self._new_scheduler()
@@ -230,7 +208,6 @@ class Engine:
         failure.__cause__ = cause
         handles = set(self._handle_of.values())
         self._handle_of.clear()
-        self.model.pool.reset()
         self.scheduler = self._new_scheduler()
         for handle in handles:
             handle.end(failure)
@@ -269,15 +246,14 @@ class Engine:
         plan = self.scheduler.plan()
         for piece in plan:
             piece.answer.started = piece.answer.started or started
+        assert plan, "a lone request always finds room: its context is no larger than the cache"
         try:
-            if not plan:
-                raise CacheFullError(f"the KV cache is full: its {self.model.pool.size} blocks are held by others")
             self._in_step = [self._handle_of[piece.answer] for piece in plan]
-            logits = self.model.step([piece.chunk for piece in plan], copy=False)
+            logits = self.model.step([piece.feed for piece in plan], copy=False)
         except StepAbortedError:
             return  # for a cancel or a close, which the mail tells of
         except CacheOverflowError as error:
-            self._fail_overflowed([plan[i] for i in error.chunks], error)
+            self._fail_overflowed([plan[i] for i in error.feeds], error)
             return  # the others run again
         except Exception as error:
             self._fail_step(plan, error)
@@ -288,7 +264,7 @@ class Engine:
         logits, likeliest = self.vocabulary.only_tokens(logits, self.model.likeliest().tolist())
         row = 0
         for piece in plan:
-            outputs, count = piece.chunk.outputs, len(piece.chunk.ids)
+            outputs, count = piece.feed.outputs, len(piece.feed.ids)
             first, row = row, row + (1 if outputs == "last" else count if outputs == "all" else 0)
             if piece.answer in self._handle_of:  # another of its request's answers may have failed just now
                 self._go_on(piece, logits[first:row], likeliest[first:row])
@@ -302,10 +278,9 @@ class Engine:
             self._fail_step(certain, error)
 
     def _fail_step(self, plan: list[Slice], error: Exception) -> None:
-        """End those whose step it was; if there was none, all."""
-        answers = [piece.answer for piece in plan] or [*self.scheduler.running, *self.scheduler.waiting]
+        """End those whose step it was."""
         text = str(error) if isinstance(error, QkvError) else f"the step failed: {type(error).__name__}: {error}"
-        for handle in {self._handle_of[answer]: None for answer in answers}:
+        for handle in {self._handle_of[piece.answer]: None for piece in plan}:
             failure = QkvError(text)
             failure.__cause__ = error
             self._fail(handle, failure)
@@ -333,7 +308,7 @@ class Engine:
         if -1 in likeliest:
             raise QkvError("the model computed a value that is not a number: its weights are damaged")
         if answer.reads_its_prompt:
-            self._read_prompt(answer, rows, len(piece.chunk.ids))
+            self._read_prompt(answer, rows, len(piece.feed.ids))
         if answer.cache.length < len(answer.ids):
             return None  # there is more of its text to run
         complete = len(answer.ids)

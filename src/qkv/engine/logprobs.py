@@ -48,14 +48,17 @@ def divergences(
 ) -> NDArray[np.float64]:
     """KL(p ‖ q) = Σ p (log p - log q) of each pair of rows of logits [n, vocab], in nats, float64 [n].
 
-    Not negative but for rounding, and exactly 0 for equal rows.
+    Not negative but for rounding, and exactly 0 for equal rows. Logits of -inf are of ids that no token has: the same
+    ones in all rows, and no terms of the sum.
     """
     result = np.empty(len(p))
+    unused = np.flatnonzero(p[0] == -np.inf)
     log_p, difference = np.empty(p.shape[1]), np.empty(p.shape[1])  # for all rows: taking memory anew takes longer
     for i in range(len(p)):
         log_p[:], difference[:] = p[i], q[i]
         log_p -= p_normalizers[i]
         difference -= q_normalizers[i]
+        log_p[unused] = difference[unused] = 0  # so that their difference is 0
         np.subtract(log_p, difference, out=difference)
         result[i] = np.multiply(np.exp(log_p, out=log_p), difference, out=difference).sum()
     return result

@@ -12,9 +12,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qkv.engine.blocks import BlockPool
 from qkv.engine.request import Answer
 from qkv.kernels.sizes import BLOCK
-from qkv.model.paged import BlockPool
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,7 @@ class PrefixCache:
 
     def adopt(self, answer: Answer) -> None:
         """Go on with the blocks that somebody has computed by now. At least one token is left to run."""
-        cache = answer.cache
-        while (key := self.next_key(answer)) is not None and (block := self.pool.find(key)) is not None:
-            self.pool.share(block)
-            spare = cache.blocks[cache.length // BLOCK :]
-            cache.blocks[cache.length // BLOCK :] = [block]
-            self.pool.give_back(spare)
-            cache.length += BLOCK
+        while (key := self.next_key(answer)) is not None and self.pool.adopt(answer.cache, key):
             answer.reused += 0 if answer.token_ids else BLOCK
 
     def next_key(self, answer: Answer) -> bytes | None:

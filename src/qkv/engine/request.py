@@ -13,7 +13,7 @@ from qkv.engine.params import SamplingParams
 from qkv.engine.repetition import Repetition
 from qkv.engine.sampling import Choice, Sampler
 from qkv.engine.speculation import Lookup
-from qkv.model.paged import PagedCache
+from qkv.model.feed import PagedCache
 
 FinishReason = Literal["stop", "length", "repetition"]
 

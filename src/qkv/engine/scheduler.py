@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from qkv.engine.blocks import BlockPool
 from qkv.engine.prefix import PrefixCache
 from qkv.engine.request import Answer
-from qkv.kernels.sizes import BLOCK
-from qkv.model.paged import BlockPool, Chunk, blocks_for
+from qkv.kernels.sizes import BLOCK, blocks_for
+from qkv.model.feed import Feed
 
 STEP_SECONDS = 0.15
 """How long a step may take while anything is decoding."""
@@ -32,10 +33,10 @@ alone, three guesses cost about half a step; beside fifteen others, they cost mo
 
 
 class Slice(NamedTuple):
-    """An answer's part of a step: its chunk ends in the drafts, which are guesses of what comes next."""
+    """An answer's part of a step: its feed ends in the drafts, which are guesses of what comes next."""
 
     answer: Answer
-    chunk: Chunk
+    feed: Feed
     drafts: list[int]
 
 
@@ -96,19 +97,17 @@ class Scheduler:
                 drafts = self._drafts(answer, spare) if answer.lookup is not None else []
                 spare -= len(drafts)
                 ids = [answer.ids[-1], *drafts]
-                plan.append(Slice(answer, Chunk(answer.cache, ids, "all" if drafts else "last"), drafts))
+                plan.append(Slice(answer, Feed(answer.cache, ids, "all" if drafts else "last"), drafts))
             at += 1
         return plan
 
     def _make_room(self, answer: Answer) -> bool:
         """Have a block for one more position. The youngest give theirs up; False if this is the youngest itself."""
         cache = answer.cache
-        if cache.length < len(cache.blocks) * BLOCK:
-            return True
-        while not self.pool.free:
+        while cache.length == len(cache.blocks) * BLOCK and not self.pool.free:
             if self._preempt() is answer:
                 return False
-        cache.blocks += self.pool.take(1)
+        self.pool.grow(cache, cache.length + 1)
         return True
 
     def _preempt(self) -> Answer:
@@ -121,9 +120,7 @@ class Scheduler:
         return youngest
 
     def _release(self, answer: Answer) -> None:
-        cache = answer.cache
-        self.pool.give_back(cache.blocks)
-        cache.blocks, cache.length = [], 0
+        self.pool.release(answer.cache)
         answer.looked_at = 0
 
     def _drafts(self, answer: Answer, most: int) -> list[int]:
@@ -133,16 +130,14 @@ class Scheduler:
         room = (len(cache.blocks) + min(self.pool.free, 1)) * BLOCK - cache.length - 1
         most = min(most, room, answer.limit - len(answer.token_ids) - 1)
         drafts = answer.lookup.propose(answer.ids, most) if most > 0 else []
-        missing = blocks_for(cache.length + 1 + len(drafts)) - len(cache.blocks)
-        if missing > 0:
-            cache.blocks += self.pool.take(missing)
+        self.pool.grow(cache, cache.length + 1 + len(drafts))
         return drafts
 
     # -------------------------------------------------------------------------------------- prompts
 
     def _add_prompts(self, plan: list[Slice]) -> None:
         self._prompt_tokens = 0
-        left = self._step_tokens - sum(len(work.chunk.ids) for work in plan)
+        left = self._step_tokens - sum(len(work.feed.ids) for work in plan)
         if plan:
             left = min(left, max(FEWEST_TOKENS, int(self._tokens_per_second * STEP_SECONDS)))
         rows = self._rows - sum(1 + len(work.drafts) for work in plan)
@@ -193,6 +188,6 @@ class Scheduler:
     def _prompt_slice(self, answer: Answer, count: int) -> Slice:
         cache = answer.cache
         end = cache.length + count
-        cache.blocks += self.pool.take(max(0, blocks_for(end) - len(cache.blocks)))
+        self.pool.grow(cache, end)
         outputs = "all" if answer.reads_its_prompt else "last" if end == len(answer.ids) else "none"
-        return Slice(answer, Chunk(cache, answer.ids[cache.length : end], outputs), [])  # type: ignore[arg-type]
+        return Slice(answer, Feed(cache, answer.ids[cache.length : end], outputs), [])  # type: ignore[arg-type]

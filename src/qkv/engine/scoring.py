@@ -11,7 +11,8 @@ import math
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from operator import eq
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,10 @@ from numpy.typing import NDArray
 from qkv.engine.engine import Engine
 from qkv.engine.logprobs import divergences, log_normalizers, token_logprobs
 from qkv.engine.params import SamplingParams
+from qkv.engine.session import Session
+from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import ParameterError, QkvError
-from qkv.model.paged import Chunk, PagedCache
+from qkv.model.feed import Feed, PagedCache
 from qkv.progress import Progress, silent
 
 _ASK = SamplingParams(temperature=0, seed=0, max_tokens=1, prompt_logprobs=True)
@@ -115,16 +118,6 @@ def score(
 # ------------------------------------------------------------------------------------------ formats side by side
 
 
-class Decoder(Protocol):
-    """What comparing asks of a model, which nobody else is using."""
-
-    outputs: int
-
-    def new_cache(self) -> PagedCache: ...
-    def release(self, cache: PagedCache) -> None: ...
-    def step(self, chunks: Sequence[Chunk], *, copy: bool = True) -> NDArray[np.float32]: ...
-
-
 @dataclass
 class Quality:
     """What a model in one format made of a text; against the first format, how far its distributions are from that."""
@@ -156,61 +149,78 @@ class Quality:
 
 
 def compare(
-    decoders: Sequence[Decoder], ids: Sequence[int], *, window: int, stride: int, progress: Progress = silent
+    sessions: Sequence[Session],
+    ids: Sequence[int],
+    *,
+    vocabulary: Vocabulary,
+    window: int,
+    stride: int,
+    progress: Progress = silent,
 ) -> list[Quality]:
     """Score a text with models of one vocabulary, a few rows at a time side by side, each against the first of them.
 
     Whole distributions are compared, and no more than `outputs` rows of each model's are kept: a row of 151,936 logits
-    has 600 kB, so those of a long text fit into no memory. Raises ParameterError, and QkvError for damaged weights.
+    has 600 kB, so those of a long text fit into no memory. Raises ParameterError, QkvError for damaged weights, and
+    CacheOverflowError for keys or values that an f16 cache cannot hold.
     """
-    results = [Quality() for _ in decoders]
-    for part in windows(len(ids), window, stride):
-        text, place = ids[part.start : part.end], part.first
-        streams = [rows_about(*pair, text, part.first - part.start) for pair in zip(decoders, results, strict=True)]
+    text = [vocabulary.check("text", token) for token in ids]
+    results = [Quality() for _ in sessions]
+    for start, first, end in windows(len(text), window, stride):
+        streams = [
+            rows_about(session, vocabulary, result, text[start:end], first - start)
+            for session, result in zip(sessions, results, strict=True)
+        ]
+        place = first
         try:
             for rows in zip(*streams, strict=True):
-                progress("scoring", place, len(ids), "tokens")
-                _add(results, rows, np.array(ids[place : place + len(rows[0])]))
-                place += len(rows[0])
+                progress("scoring", place, len(text), "tokens")
+                _add(results, rows, np.array(text[place : place + len(rows[0].logits)]))
+                place += len(rows[0].logits)
         finally:
             for stream in streams:
                 stream.close()
-    progress("scoring", len(ids), len(ids), "tokens")
+    progress("scoring", len(text), len(text), "tokens")
     return results
 
 
+class Rows(NamedTuple):
+    """Logits [n, tokens of the vocabulary], and the likeliest token of each row, -1 for a damaged one."""
+
+    logits: NDArray[np.float32]
+    likeliest: list[int]
+
+
 def rows_about(
-    decoder: Decoder, result: Quality, ids: Sequence[int], first: int
-) -> Generator[NDArray[np.float32], None, None]:
+    session: Session, vocabulary: Vocabulary, result: Quality, ids: Sequence[int], first: int
+) -> Generator[Rows, None, None]:
     """Logits about tokens first, first + 1, … of a text, `outputs` rows at a time; valid until the next are asked for.
 
     The row about a token is that of the position before it, so the last token is not run at all.
     """
-    cache = decoder.new_cache()
+    decoder, cache = session.decoder, PagedCache()
     try:
         for start in range(0, len(ids) - 1, decoder.outputs):
             part = ids[start : min(start + decoder.outputs, len(ids) - 1)]
             started = time.perf_counter()
-            rows = decoder.step([Chunk(cache, part, "none" if start + len(part) < first else "all")], copy=False)
+            logits = session.step([Feed(cache, part, "none" if start + len(part) < first else "all")], copy=False)
             result.seconds += time.perf_counter() - started
             result.tokens_run += len(part)
-            if len(rows):
-                yield rows[max(0, first - 1 - start) :]
+            if len(logits):
+                known = max(0, first - 1 - start)
+                yield Rows(*vocabulary.only_tokens(logits[known:], decoder.likeliest().tolist()[known:]))
     finally:
-        decoder.release(cache)
+        session.release(cache)
 
 
-def _add(results: list[Quality], rows: Sequence[NDArray[np.float32]], following: NDArray[np.int64]) -> None:
+def _add(results: list[Quality], rows: Sequence[Rows], following: NDArray[np.int64]) -> None:
     """Reduce the rows of each model to what is kept of them."""
-    normalizers = [log_normalizers(own) for own in rows]
-    best = rows[0].argmax(axis=1)
+    normalizers = [log_normalizers(own.logits) for own in rows]
     for result, own, own_normalizers in zip(results, rows, normalizers, strict=True):
-        logprobs = token_logprobs(own, following, own_normalizers)
-        if not np.isfinite(logprobs).all():
+        if -1 in own.likeliest:
             raise QkvError("the model computed a value that is not a number: its weights are damaged")
-        result.logprobs += logprobs.tolist()
-        result.same_top += int(np.count_nonzero(own.argmax(axis=1) == best))
+        result.logprobs += token_logprobs(own.logits, following, own_normalizers).tolist()
+        result.same_top += sum(map(eq, own.likeliest, rows[0].likeliest))
         if own is rows[0]:
             result.divergences += [0.0] * len(following)
         else:
-            result.divergences += divergences(rows[0], own, normalizers[0], own_normalizers).tolist()
+            result.divergences += divergences(rows[0].logits, own.logits, normalizers[0], own_normalizers).tolist()

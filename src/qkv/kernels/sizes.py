@@ -34,6 +34,11 @@ SCALE_BYTES = 2 * ROWS
 _NUMBER_BYTES = {"f32": 4, "f16": 2, "int8": 1}
 
 
+def blocks_for(positions: int) -> int:
+    """How many blocks hold that many positions."""
+    return -(-positions // BLOCK)
+
+
 def half_block_bytes(kind: str, head_dim: int) -> int:
     """Bytes of the keys, or of the values, of one head in one block. Raises ParameterError for an unknown kind."""
     if kind not in CACHE_KINDS:

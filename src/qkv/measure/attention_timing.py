@@ -14,7 +14,7 @@ from qkv.errors import ModelFileError
 from qkv.kernels.attention import CHUNK
 from qkv.kernels.formats import MATRIX
 from qkv.kernels.kvcache import Pool
-from qkv.kernels.sizes import STEP_TOKENS
+from qkv.kernels.sizes import STEP_TOKENS, blocks_for
 from qkv.measure.bandwidth import Clock
 from qkv.measure.limits import fastest
 from qkv.model.attention import Array
@@ -22,7 +22,6 @@ from qkv.model.compiled import TILE_TOKENS, new_buffers, new_input, step_shape
 from qkv.model.config import PRESETS, ModelConfig
 from qkv.model.forward import Step, Weights, attend, finish_attention
 from qkv.model.layers import layer_records
-from qkv.model.paged import blocks_for
 from qkv.model.probe import new_probe
 from qkv.progress import Progress, silent
 from qkv.runtime.jit import kernel

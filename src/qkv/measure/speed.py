@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qkv.engine.session import Session
 from qkv.errors import ParameterError
-from qkv.kernels.sizes import BLOCK, STEP_TOKENS, format_name, packed_bytes
+from qkv.kernels.sizes import STEP_TOKENS, blocks_for, format_name, packed_bytes
 from qkv.model.compiled import CompiledDecoder, PackedWeights, kv_block_bytes
 from qkv.model.config import ModelConfig
 from qkv.model.cost import decode_cost, prefill_cost, total
-from qkv.model.paged import Chunk, PagedCache
+from qkv.model.feed import Feed, PagedCache
 
 KINDS = ("prefill", "decode", "batch")
 BATCH_DEPTH = 128
@@ -88,7 +89,7 @@ class Bursts:
         """`points`: all that will be measured. Raises ParameterError."""
         depth = max(point.depth for point in points) + HEADROOM
         sequences = max(point.sequences for point in points)
-        blocks = max(-(-depth // BLOCK), sequences * -(-(BATCH_DEPTH + HEADROOM) // BLOCK))
+        blocks = max(blocks_for(depth), sequences * blocks_for(BATCH_DEPTH + HEADROOM))
         self.decoder = CompiledDecoder(
             config,
             weights,
@@ -98,6 +99,7 @@ class Bursts:
             outputs=sequences,
             cache_bytes=blocks * kv_block_bytes(config, cache),
         )
+        self.session = Session(self.decoder)
         self.ids = np.random.default_rng(0).integers(0, config.vocab_size, 1 << 12).tolist()
         self.held: list[PagedCache] = []
 
@@ -105,23 +107,23 @@ class Bursts:
         """Have the sequences that the point needs: of its depth, or an empty one for a prompt."""
         depth = 0 if point.kind == "prefill" else point.depth
         while len(self.held) > point.sequences:
-            self.decoder.release(self.held.pop())
+            self.session.release(self.held.pop())
         for cache in self.held:
             if cache.length > depth:
-                self.decoder.release(cache)
-        self.held += [self.decoder.new_cache() for _ in range(point.sequences - len(self.held))]
+                self.session.release(cache)
+        self.held += [PagedCache() for _ in range(point.sequences - len(self.held))]
         for cache in self.held:
             if cache.length < depth:
-                self.decoder.next_logits(self._tokens(cache.length, depth - cache.length), cache)
+                self.session.run(self._tokens(cache.length, depth - cache.length), cache)
 
     def burst(self, point: Point) -> float:
         """Seconds of `point.steps` steps. Afterwards the sequences are what they were."""
         if point.kind == "prefill":
             prompt = self._tokens(0, point.n)
             began = time.perf_counter()
-            self.decoder.next_logits(prompt, self.held[0])
+            self.session.run(prompt, self.held[0])
             seconds = time.perf_counter() - began
-            self.decoder.release(self.held[0])
+            self.session.release(self.held[0])
             return seconds
         self._step(0)  # wakes threads that have gone to sleep
         began = time.perf_counter()
@@ -138,7 +140,7 @@ class Bursts:
 
     def _step(self, number: int) -> None:
         tokens = self._tokens(number * len(self.held), len(self.held))
-        self.decoder.step([Chunk(cache, [token]) for cache, token in zip(self.held, tokens, strict=True)])
+        self.session.step([Feed(cache, [token]) for cache, token in zip(self.held, tokens, strict=True)])
 
     def _tokens(self, first: int, count: int) -> list[int]:
         return [self.ids[i % len(self.ids)] for i in range(first, first + count)]

@@ -1,6 +1,7 @@
 """The compiled decoder as an object: its memory, and steps over batches of sequences.
 
-`forward.py` is the computation. Here are its arrays, the description of each batch, and the cache's blocks.
+`forward.py` is the computation. Here are its arrays and the description of each batch. Which blocks of the cache a
+sequence has is for others to say.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from qkv.kernels.attention import CHUNK, padded_group, scratch_regions, state_si
 from qkv.kernels.formats import MATRIX, new_arena
 from qkv.kernels.kvcache import Pool
 from qkv.kernels.panels import panel_size
-from qkv.kernels.sizes import CACHE_KINDS, STEP_TOKENS, half_block_bytes
+from qkv.kernels.sizes import BLOCK, CACHE_KINDS, STEP_TOKENS, blocks_for, half_block_bytes
 from qkv.kernels.tiles import INFO
 from qkv.model import forward
 from qkv.model.config import PRESETS, ModelConfig
+from qkv.model.feed import CacheOverflowError, Feed, StepAbortedError
 from qkv.model.forward import Buffers, Shape, StepInput, Weights, step_for
 from qkv.model.layers import LAYER, layer_records, padded_row
-from qkv.model.paged import BlockPool, CacheOverflowError, Chunk, PagedCache, StepAbortedError, blocks_for
 from qkv.model.probe import Edits, new_probe, point_count
 from qkv.model.readback import Tapped, read_tap, tap_sizes
 from qkv.progress import Progress, silent
@@ -78,13 +79,13 @@ class CompiledDecoder:
         self.config, self.context, self.outputs = config, context, outputs
         self._rope = config.rope()
         self.step_tokens = STEP_TOKENS
-        self.pool = BlockPool(pool_blocks(config, cache, context, cache_bytes))
+        self.blocks = pool_blocks(config, cache, context, cache_bytes)
         self._shape = step_shape(config, weights.formats)
         self._weights = Weights(weights.arena, weights.matrices, weights.vectors, layer_records(config))
         self._input = new_input(config, blocks_for(context))
         self._cos, self._sin = np.zeros((2, context, config.head_dim // 2), np.float32)
         self._rotated = 0
-        self._buffers = new_buffers(config, self._shape, self.pool.size, cache, threads, outputs)
+        self._buffers = new_buffers(config, self._shape, self.blocks, cache, threads, outputs)
         compile_kernels(weights.formats, progress)
         self._formats, self._threads = weights.formats, threads
         self._probe, self._edited, self._tap_rows = new_probe(), tuple[Edits, ...](), list[range]()
@@ -93,56 +94,40 @@ class CompiledDecoder:
         self._closed = False
         _decoders.add(self)
 
-    def new_cache(self) -> PagedCache:
-        """A sequence with nothing in it yet."""
-        return PagedCache()
-
-    def release(self, cache: PagedCache) -> None:
-        """Give a sequence's blocks back; it is empty afterwards."""
-        self.pool.give_back(cache.blocks)
-        cache.blocks, cache.length = [], 0
-
-    def next_logits(self, ids: Sequence[int], cache: PagedCache) -> NDArray[np.float32]:
-        """Compute the next tokens of one sequence, in as many steps as it takes; the last one's logits [vocab]."""
-        for start in range(0, len(ids), STEP_TOKENS):
-            part = ids[start : start + STEP_TOKENS]
-            last = start + STEP_TOKENS >= len(ids)
-            logits = self.step([Chunk(cache, part, "last" if last else "none")])
-        return logits[0]
-
     def _new_program(self) -> Program:
         arrays = (self._input, self._shape, self._weights, self._buffers, self._probe)
         return Program(step_for(self._formats), arrays, self._threads)
 
-    def step(self, chunks: Sequence[Chunk], *, copy: bool = True) -> NDArray[np.float32]:
-        """Compute a batch. Logits [rows, vocab] of the tokens asked for, in the order of the chunks.
+    def step(self, feeds: Sequence[Feed], *, copy: bool = True) -> NDArray[np.float32]:
+        """Compute a batch. Logits [rows, vocab] of the tokens asked for, in their order.
 
-        The chunks are of different sequences. Without `copy` the next step overwrites the logits. If it raises, the
-        sequences are as long as they were. Raises QkvError after `close`, StepAbortedError in a step that `close` or
-        `abort` found running, and CacheOverflowError for keys or values that an f16 cache cannot hold.
+        The feeds are of different sequences, whose caches have the blocks already. Without `copy` the next step
+        overwrites the logits. If it raises, the sequences are as long as they were. Raises QkvError after `close`,
+        StepAbortedError in a step that `close` or `abort` found running, and CacheOverflowError for keys or values that
+        an f16 cache cannot hold.
         """
         with self._one_step:
             if self._closed:
                 raise QkvError("the model has been closed")
-            rows = self._describe(chunks, self._attach(chunks))
+            rows = self._describe(feeds, self._attach(feeds))
             try:
                 team().run(self._program)
             except StepCancelledError:
                 reason = "the model was closed while it was computing" if self._closed else "the step was broken off"
                 raise StepAbortedError(reason) from None
-            overflowed = self._overflowed(chunks)
+            overflowed = self._overflowed(feeds)
             if overflowed:
                 raise CacheOverflowError(overflowed)
-            for chunk in chunks:
-                chunk.cache.length += len(chunk.ids)
+            for feed in feeds:
+                feed.cache.length += len(feed.ids)
             logits = self._buffers.logits[: rows * self.config.vocab_size].reshape(rows, self.config.vocab_size)
             return logits.copy() if copy else logits
 
-    def _overflowed(self, chunks: Sequence[Chunk]) -> list[int]:
-        """Which chunks of the last step have keys or values that are too large for the cache."""
-        ends = np.cumsum([0, *(len(chunk.ids) for chunk in chunks)]).tolist()
+    def _overflowed(self, feeds: Sequence[Feed]) -> list[int]:
+        """Which feeds of the last step have keys or values that are too large for the cache."""
+        ends = np.cumsum([0, *(len(feed.ids) for feed in feeds)]).tolist()
         marks = self._buffers.too_large
-        return [i for i in range(len(chunks)) if marks[ends[i] : ends[i + 1]].any()]
+        return [i for i in range(len(feeds)) if marks[ends[i] : ends[i + 1]].any()]
 
     def likeliest(self) -> NDArray[np.int64]:
         """The id of the largest logit of each of the last step's rows, the lowest of equals; -1: one is not finite."""
@@ -153,9 +138,9 @@ class CompiledDecoder:
         ids = part * -(-vocab // forward.SEGMENTS) + places[np.arange(rows), part]
         return np.where(np.isfinite(largest.max(axis=1)), ids, -1)
 
-    def tapped(self, chunks: Sequence[Chunk], number: int) -> Tapped:
-        """What the layers in `taps` of a chunk had: of the last step's chunks the one of this number."""
-        return read_tap(self._probe, self._shape, self._buffers.pool, chunks[number], self._tap_rows[number])
+    def tapped(self, feeds: Sequence[Feed], number: int) -> Tapped:
+        """What the layers in `taps` of a feed had: of the last step's feeds the one of this number."""
+        return read_tap(self._probe, self._shape, self._buffers.pool, feeds[number], self._tap_rows[number])
 
     def abort(self) -> None:
         """Break off a step that runs in another thread."""
@@ -172,28 +157,28 @@ class CompiledDecoder:
         with self._one_step:  # the broken-off step is over
             del self._program, self._buffers, self._weights, self._input
 
-    def _attach(self, chunks: Sequence[Chunk]) -> tuple[Edits, ...]:
+    def _attach(self, feeds: Sequence[Feed]) -> tuple[Edits, ...]:
         """Have the program with this batch's taps and edits, which are returned. Most often it is the last step's."""
-        edited = tuple(dict.fromkeys(chunk.edits for chunk in chunks if chunk.edits is not None))
-        layers = sorted({layer for chunk in chunks for layer in chunk.taps})
+        edited = tuple(dict.fromkeys(feed.edits for feed in feeds if feed.edits is not None))
+        layers = sorted({layer for feed in feeds for layer in feed.taps})
         if layers or edited != self._edited or self._probe.taps.size:
-            rows = sum(len(chunk.ids) for chunk in chunks if chunk.taps)
+            rows = sum(len(feed.ids) for feed in feeds if feed.taps)
             sizes = tap_sizes(self._shape, layers, self.config.num_hidden_layers, rows)
             self._edited, self._probe = edited, new_probe(edited, sizes)
             self._program = self._new_program()
         return edited
 
-    def _describe(self, chunks: Sequence[Chunk], edited: Sequence[Edits]) -> int:
-        """Fill `StepInput` for these chunks, taking the blocks they need; how many rows of logits there will be."""
+    def _describe(self, feeds: Sequence[Feed], edited: Sequence[Edits]) -> int:
+        """Fill `StepInput` for these feeds; how many rows of logits there will be."""
         new: Any = StepInput._make([] for _ in StepInput._fields)
         tapped, points = 0, point_count(self.config.num_hidden_layers)
         self._tap_rows.clear()
-        for chunk in chunks:
-            cache, count = chunk.cache, len(chunk.ids)
+        for feed in feeds:
+            cache, count = feed.cache, len(feed.ids)
             first, end = len(new.ids), cache.length + count
             assert 0 < count <= STEP_TOKENS - first and end <= self.context, "the engine keeps to the limits"
-            cache.blocks += self.pool.take(max(0, blocks_for(end) - len(cache.blocks)))
-            new.ids.extend(chunk.ids)
+            assert end <= len(cache.blocks) * BLOCK, "whoever feeds has taken the blocks"
+            new.ids.extend(feed.ids)
             new.positions.extend(range(cache.length, end))
             new.table_at.extend([len(new.tables)] * count)
             new.tables.extend(cache.blocks)
@@ -206,13 +191,13 @@ class CompiledDecoder:
                 new.part_at.extend([-1] * count)
                 for token in range(first, first + count, TILE_TOKENS):
                     new.tiles.extend((token, min(TILE_TOKENS, first + count - token)))
-            if chunk.outputs != "none":
-                new.outputs.extend(range(first if chunk.outputs == "all" else first + count - 1, first + count))
-            taps = range(tapped, tapped + count if chunk.taps else tapped)
+            if feed.outputs != "none":
+                new.outputs.extend(range(first if feed.outputs == "all" else first + count - 1, first + count))
+            taps = range(tapped, tapped + count if feed.taps else tapped)
             tapped = taps.stop
             self._tap_rows.append(taps)
             new.tap_row.extend(taps or [-1] * count)
-            edits_at = -1 if chunk.edits is None else edited.index(chunk.edits) * (points + 1)
+            edits_at = -1 if feed.edits is None else edited.index(feed.edits) * (points + 1)
             new.edits_at.extend([edits_at] * count)
         rows = len(new.outputs)
         assert rows <= self.outputs, "more rows of logits than the decoder was made for"

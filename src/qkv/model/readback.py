@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from qkv.kernels.kvcache import KV_INT8, NUMBER_BYTES, Pool
 from qkv.kernels.sizes import BLOCK, GROUP
+from qkv.model.feed import Feed
 from qkv.model.forward import Shape
-from qkv.model.paged import Chunk
 from qkv.model.probe import HEADS, STREAM, Probe, point, point_count
 
 NUMBERS = {4: np.float32, 2: np.float16, 1: np.int8}
@@ -32,7 +32,7 @@ class TappedHeads(NamedTuple):
 
 @dataclass(frozen=True)
 class Tapped:
-    """What the tokens of a chunk had in a step, of the layers that were asked for."""
+    """What the tokens of a feed had in a step, of the layers that were asked for."""
 
     heads: dict[int, TappedHeads]
     streams: dict[int, NDArray[np.float32]]
@@ -51,17 +51,17 @@ def tap_sizes(shape: Shape, layers: Sequence[int], count: int, rows: int) -> lis
     return sizes
 
 
-def read_tap(probe: Probe, shape: Shape, pool: Pool, chunk: Chunk, rows: range) -> Tapped:
-    """What the layers that a chunk taps had, once the step is over; `rows` are its rows of the probe's taps."""
+def read_tap(probe: Probe, shape: Shape, pool: Pool, feed: Feed, rows: range) -> Tapped:
+    """What the layers that a feed taps had, once the step is over; `rows` are its rows of the probe's taps."""
     heads, streams = {}, {}
-    end = chunk.cache.length
-    for layer in chunk.taps:
+    end = feed.cache.length
+    for layer in feed.taps:
         for at in (layer, layer + 1):
             streams[at] = _rows(probe, point(at, STREAM), rows, shape.hidden_row)[:, : shape.hidden]
         pairs = _rows(probe, point(layer, HEADS), rows, 2 * shape.o_row).reshape(-1, 2, shape.o_row)
         size = shape.heads * shape.head_dim
         q, z = (pairs[:, i, :size].reshape(-1, shape.heads, shape.head_dim) for i in (0, 1))
-        heads[layer] = TappedHeads(q, z, *cached(pool, chunk.cache.blocks, layer, end - len(chunk.ids), end))
+        heads[layer] = TappedHeads(q, z, *cached(pool, feed.cache.blocks, layer, end - len(feed.ids), end))
     return Tapped(heads, streams)
 
 

@@ -8,61 +8,14 @@ again (`find`) until the memory is needed: the one unused for longest goes first
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from qkv.errors import QkvError
-from qkv.kernels.sizes import BLOCK
-
-if TYPE_CHECKING:  # it loads Numba, and planning needs none
-    from qkv.model.probe import Edits
+from qkv.kernels.sizes import BLOCK, blocks_for
+from qkv.model.feed import PagedCache
 
 
 class CacheFullError(QkvError):
     """No block is left: too many positions are held at once."""
-
-
-class StepAbortedError(QkvError):
-    """The step was broken off. The sequences are as they were before it."""
-
-
-class CacheOverflowError(QkvError):
-    """Keys or values of some chunks are too large for an f16 cache. All sequences are as they were before the step.
-
-    chunks: which, counted in the order of the step's. A step without these is computed as if they had not been there.
-    """
-
-    def __init__(self, chunks: Sequence[int]) -> None:
-        super().__init__(
-            "keys or values of this text are beyond 65,504, which is too large for an f16 cache; "
-            'load the model with cache="f32" or cache="int8"'
-        )
-        self.chunks = tuple(chunks)
-
-
-@dataclass(eq=False)
-class PagedCache:
-    """One sequence's part of the cache: its blocks of 32 positions in order, and how many positions are complete."""
-
-    blocks: list[int] = field(default_factory=list)
-    length: int = 0
-
-
-class Chunk(NamedTuple):
-    """New tokens of one sequence, and whose logits are wanted: of none, of the last or of all of them."""
-
-    cache: PagedCache
-    ids: Sequence[int]
-    outputs: Literal["none", "last", "all"] = "last"
-    taps: Sequence[int] = ()
-    """Layers whose numbers `tapped` gives after the step."""
-    edits: Edits | None = None
-    """What is changed on the way; the same object in all steps of a sequence."""
-
-
-def blocks_for(positions: int) -> int:
-    """How many blocks hold that many positions."""
-    return -(-positions // BLOCK)
 
 
 class BlockPool:
@@ -72,12 +25,8 @@ class BlockPool:
         self.size = blocks
         self.evictions = 0
         """How many published blocks were overwritten so far."""
-        self.reset()
-
-    def reset(self) -> None:
-        """Take every block from everybody, and forget all keys."""
-        self._empty = list(range(self.size - 1, -1, -1))
-        self._users = [0] * self.size
+        self._empty = list(range(blocks - 1, -1, -1))
+        self._users = [0] * blocks
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
         self._kept: dict[int, None] = {}  # published and without users; the one unused for longest comes first
@@ -92,17 +41,26 @@ class BlockPool:
         """How many of the free blocks can still be found by their keys."""
         return len(self._kept)
 
-    def take(self, count: int) -> list[int]:
-        """`count` blocks, whatever they hold. Raises `CacheFullError`, and takes none, if there are fewer."""
+    def grow(self, cache: PagedCache, positions: int) -> None:
+        """Give a sequence the blocks that it lacks for so many positions.
+
+        Raises `CacheFullError`, and gives none, if there are fewer.
+        """
+        count = blocks_for(positions) - len(cache.blocks)
         if count > self.free:
             raise CacheFullError(
                 f"the KV cache is full: {self.size} blocks of 32 positions, {self.free} free, {count} needed; "
                 "end other requests, or load the model with a smaller context"
             )
-        blocks = [self._empty.pop() if self._empty else self._evict() for _ in range(count)]
-        for block in blocks:
+        for _ in range(count):
+            block = self._empty.pop() if self._empty else self._evict()
             self._users[block] = 1
-        return blocks
+            cache.blocks.append(block)
+
+    def release(self, cache: PagedCache) -> None:
+        """Take a sequence's blocks back; it is empty afterwards."""
+        self._give_back(cache.blocks)
+        cache.blocks, cache.length = [], 0
 
     def _evict(self) -> int:
         block = next(iter(self._kept))
@@ -111,7 +69,7 @@ class BlockPool:
         self.evictions += 1
         return block
 
-    def give_back(self, blocks: Sequence[int]) -> None:
+    def _give_back(self, blocks: Sequence[int]) -> None:
         """End one use of each. Of a sequence's published blocks its last are the first to be overwritten."""
         for block in reversed(blocks):
             self._users[block] -= 1
@@ -148,7 +106,15 @@ class BlockPool:
         """Whether somebody uses the block."""
         return self._users[block] > 0
 
-    def share(self, block: int) -> None:
-        """Use a block that was found; `give_back` ends it."""
+    def adopt(self, cache: PagedCache, key: bytes) -> bool:
+        """Let a sequence that ends with a full block go on with the block of this key; False if there is none."""
+        block = self._block_of.get(key)
+        if block is None:
+            return False
         self._users[block] += 1
         self._kept.pop(block, None)
+        at = blocks_for(cache.length)
+        spare, cache.blocks[at:] = cache.blocks[at:], [block]
+        self._give_back(spare)
+        cache.length += BLOCK
+        return True
