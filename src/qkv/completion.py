@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from qkv.engine.engine import Engine
-from qkv.engine.guide import Guide
 from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import SamplingParams
-from qkv.engine.request import Answer, Handle
+from qkv.engine.request import Answer, Guide, Handle
 from qkv.engine.sampling import Choice
 from qkv.errors import QkvError
 from qkv.text.answer.output import Delta, OutputPipeline

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, overload
 from qkv.batch import Requests
 from qkv.checks import whole
 from qkv.completion import Chunk, Completion, Request, Stream, Timings
-from qkv.engine.defaults import model_defaults
 from qkv.engine.engine import MAX_QUEUE, Engine, Stats
-from qkv.engine.params import SamplingParams
+from qkv.engine.params import SamplingParams, model_defaults
 from qkv.engine.prefix import CacheStats
 from qkv.engine.scoring import Score, score
 from qkv.errors import ParameterError, QkvError

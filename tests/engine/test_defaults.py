@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qkv.engine.defaults import model_defaults
-from qkv.engine.params import SamplingParams
+from qkv.engine.params import SamplingParams, model_defaults
 from qkv.errors import ModelFileError
 from qkv.model.families import ARCHITECTURES
 

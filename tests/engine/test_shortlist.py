@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qkv.engine.shortlist import shortlist
+from qkv.engine.logprobs import shortlist
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 1000, 20_011])

@@ -22,13 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.engine.blocks import BlockPool
-from qkv.engine.guide import Guide, Sink
 from qkv.engine.logprobs import token_logprobs
 from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import MAX_SEED, SamplingParams
 from qkv.engine.prefix import CacheStats
 from qkv.engine.repetition import Repetition
-from qkv.engine.request import Answer, FinishReason, Handle
+from qkv.engine.request import Answer, FinishReason, Guide, Handle, Sink
 from qkv.engine.sampling import Sampler
 from qkv.engine.scheduler import Scheduler, Slice
 from qkv.engine.session import StepRunner

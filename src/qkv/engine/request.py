@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
-from qkv.engine.guide import Guide, Sink
+import numpy as np
+from numpy.typing import NDArray
+
 from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import SamplingParams
 from qkv.engine.repetition import Repetition
@@ -16,6 +18,29 @@ from qkv.engine.speculation import Lookup
 from qkv.model.feed import PagedCache
 
 FinishReason = Literal["stop", "length", "repetition"]
+
+
+class Guide(Protocol):
+    """Restricts one answer: a grammar, a thinking budget.
+
+    The engine's thread calls it, and a `Sink`, once per token and in order. What they raise ends their request alone.
+    """
+
+    def allowed(self) -> NDArray[np.uint32] | None:
+        """What may come next: bit t % 32 of word t // 32 is token t; None is anything.
+
+        End tokens are allowed when, and only when, the answer may end.
+        """
+
+    def push(self, token: int) -> None:
+        """This token was chosen. Those that end the answer are not pushed."""
+
+
+class Sink(Protocol):
+    """Takes the tokens of one answer."""
+
+    def push(self, choice: Choice) -> bool:
+        """The next token, never one that ends the answer. True: the text is at its end, none shall follow."""
 
 
 @dataclass(eq=False)

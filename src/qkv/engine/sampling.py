@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.engine.logprobs import log_normalizer, top_logprobs
+from qkv.engine.logprobs import log_normalizer, shortlist, top_logprobs
 from qkv.engine.params import SamplingParams
 from qkv.engine.penalties import Penalties
-from qkv.engine.shortlist import shortlist
 from qkv.errors import ParameterError
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from qkv.errors import ModelFileError
@@ -69,7 +70,7 @@ class ModelConfig:
     @property
     def parameter_count(self) -> int:
         """How many weights the model has; a tied table counts once."""
-        return sum(_product(shape) for shape in self.parameter_shapes().values())
+        return sum(map(prod, self.parameter_shapes().values()))
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor the model computes with, by its Hugging Face name, and its shape (outputs, inputs)."""
@@ -227,13 +228,6 @@ def _refuse_sliding_window(keys: Keys, family: Family) -> None:
     in_use = not family.window_is_opt_in or (keys.get("use_sliding_window") and not kinds)
     if window is not None and in_use:
         raise ModelFileError(f"{keys.source}: sliding-window attention ({short(window)}) is not supported")
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result
 
 
 def _qwen3(hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, *, tied: bool) -> ModelConfig:

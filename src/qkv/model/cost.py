@@ -106,7 +106,6 @@ def prefill_cost(
     amounts = _Amounts(
         rows=rows,
         passes=passes,
-        textbook_outputs=rows,
         outputs=batch,
         output_passes=min(batch, passes),
         square=batch * tokens * tokens,
@@ -130,7 +129,6 @@ def decode_cost(
     amounts = _Amounts(
         rows=batch,
         passes=passes,
-        textbook_outputs=batch,
         outputs=batch,
         output_passes=passes,
         square=batch * context,
@@ -147,8 +145,7 @@ class _Amounts:
 
     rows: int  # tokens
     passes: int  # steps, each of which reads all weights
-    textbook_outputs: int  # tokens whose logits are computed
-    outputs: int
+    outputs: int  # tokens whose logits are computed; in the textbook those of all
     output_passes: int  # steps that end with logits
     square: int  # (query, key) pairs of the textbook, for one head
     scores: int  # pairs whose score is computed
@@ -185,18 +182,11 @@ def _parts(config: ModelConfig, amounts: _Amounts, weights: Weights, cache: str)
     biases = q_size + 2 * kv_size if config.qkv_bias else 0
     table = vocab * hidden
     return [
-        Part(
-            "embedding",
-            table,
-            0,
-            0,
-            amounts.rows * packed_bytes(format_of(TABLE), ROWS, hidden) // ROWS,
-            0,
-        ),
+        Part("embedding", table, 0, 0, amounts.rows * packed_bytes(format_of(TABLE), ROWS, hidden) // ROWS, 0),
         Part(
             "norms",
             norm_numbers + hidden,
-            NORM_FLOP * (amounts.rows * in_layers + amounts.textbook_outputs * hidden),
+            NORM_FLOP * amounts.rows * (in_layers + hidden),
             NORM_FLOP * (amounts.rows * in_layers + amounts.outputs * hidden),
             4 * amounts.passes * (norm_numbers + hidden),
             0,
@@ -209,7 +199,7 @@ def _parts(config: ModelConfig, amounts: _Amounts, weights: Weights, cache: str)
         Part(
             "head",
             0 if config.tie_word_embeddings else table,
-            2 * amounts.textbook_outputs * table,
+            2 * amounts.rows * table,
             2 * amounts.outputs * table,
             amounts.output_passes * packed_bytes(format_of(head), vocab, hidden),
             0,

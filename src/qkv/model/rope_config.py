@@ -11,14 +11,7 @@ from typing import Any
 
 from qkv.errors import ModelFileError
 from qkv.model.keys import MAX_SIZE, Keys, label
-from qkv.model.rope import (
-    Divisors,
-    LinearScaling,
-    Llama3Scaling,
-    RopeScaling,
-    YarnScaling,
-    yarn_attention_factor,
-)
+from qkv.model.rope import Divisors, LinearScaling, Llama3Scaling, RopeScaling, YarnScaling, yarn_attention_factor
 
 # The keys a block of each type may have; any other that is not null changes the rotation in a way qkv does not know.
 COMMON = {"rope_theta", "type", "rope_type", "partial_rotary_factor"}

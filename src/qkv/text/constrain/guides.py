@@ -164,7 +164,7 @@ class Calls(NamedTuple):
 
 
 class AnswerGuide:
-    """Says what may come next in one answer (`qkv.engine.guide.Guide`)."""
+    """Says what may come next in one answer (`qkv.engine.request.Guide`)."""
 
     def __init__(
         self,
