@@ -23,8 +23,8 @@ def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
     except TypeError:
         number = None
     if number is None or number < low or (high is not None and number > high):
-        upper = "" if high is None else f" and at most {high}"
-        raise ParameterError(f"{name} must be a whole number of at least {low}{upper}, got {shown(value)}")
+        wanted = f"of at least {low:,}" if high is None else f"from {low:,} to {high:,}"
+        raise ParameterError(f"{name} must be a whole number {wanted}, got {shown(value)}")
     return number
 
 
@@ -41,8 +41,8 @@ def real(name: str, value: Any, low: float, high: float = math.inf) -> float:
         except OverflowError:
             number = math.inf
     if not low <= number <= high or number == math.inf:
-        upper = "" if high == math.inf else f" and at most {high:g}"
-        raise ParameterError(f"{name} must be a number of at least {low:g}{upper}, got {shown(value)}")
+        wanted = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+        raise ParameterError(f"{name} must be a number {wanted}, got {shown(value)}")
     return number
 
 

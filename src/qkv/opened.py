@@ -12,7 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qkv.errors import ModelFileError, ModelNotFoundError, ParameterError
+from qkv.checks import whole
+from qkv.errors import ModelFileError, ModelNotFoundError
 from qkv.model.config import PRESETS, ModelConfig, from_hf
 from qkv.progress import Progress, silent
 from qkv.runtime.cores import available_cores
@@ -178,6 +179,4 @@ def thread_count(wanted: int | None) -> int:
 
     if wanted is None:
         return available_cores()
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or not 1 <= wanted <= MAX_THREADS:
-        raise ParameterError(f"threads must be a whole number from 1 to {MAX_THREADS}, got {wanted!r}")
-    return wanted
+    return whole("threads", wanted, 1, MAX_THREADS)

@@ -107,9 +107,9 @@ def test_files_are_counted_as_they_would_be_loaded(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--context", "0"], "context must be from 1 to 1,000,000,000, got 0"),
+        (["--context", "0"], "context must be a whole number from 1 to 1,000,000,000, got 0"),
         (["--context", "-3"], "context must be"),
-        (["--batch", "0"], "batch must be from 1"),
+        (["--batch", "0"], "batch must be a whole number from 1"),
         (["--batch", "9" * 30], "batch must be"),
         (["--context", "many"], "'--context'"),
         (["--weights", "fp8"], "'fp8'; choose one of"),

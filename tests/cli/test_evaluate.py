@@ -121,7 +121,7 @@ def test_files_that_cannot_be_read(folder, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--window", "1"], "window must be a whole number from 2 to 2048"),
+        (["--window", "1"], "window must be a whole number from 2 to 2,048"),
         (["--window", "4096"], "window must be"),
         (["--window", "100", "--stride", "100"], "stride must be a whole number from 1 to 99"),
         (["--stride", "0"], "stride must be"),

@@ -49,5 +49,5 @@ def test_what_a_stream_reads_is_whole_cache_lines():
 
 @pytest.mark.parametrize("threads", [0, 10_000])
 def test_impossible_threads(threads):
-    with pytest.raises(ParameterError, match="threads must be from 1 to"):
+    with pytest.raises(ParameterError, match="threads must be a whole number from 1 to"):
         Reader(threads)

@@ -35,7 +35,7 @@ def test_products_of_bytes_are_done():
 
 @pytest.mark.parametrize("threads", [0, -1, 10_000])
 def test_impossible_threads_are_named(threads):
-    with pytest.raises(ParameterError, match=f"threads must be from 1 to .*, got {threads}"):
+    with pytest.raises(ParameterError, match=f"threads must be a whole number from 1 to .*, got {threads}"):
         measure_limits(threads)
 
 

@@ -216,7 +216,7 @@ def test_a_part_takes_as_long_as_its_slower_half() -> None:
 @pytest.mark.parametrize("count", [0, -1, MOST + 1])
 def test_impossible_sizes_are_named(count: int) -> None:
     for function in (prefill_cost, decode_cost):
-        with pytest.raises(ParameterError, match=r"^context must be from 1 to 1,000,000,000, got"):
+        with pytest.raises(ParameterError, match=r"^context must be a whole number from 1 to 1,000,000,000, got"):
             function(QWEN3, count)
         with pytest.raises(ParameterError, match=r"^batch must be"):
             function(QWEN3, 1, count)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qkv.checks import whole
 from qkv.engine.engine import Engine
 from qkv.engine.logprobs import divergences, log_normalizers, token_logprobs
 from qkv.engine.params import SamplingParams
@@ -77,14 +78,8 @@ def windows(length: int, window: int, stride: int) -> list[Window]:
 
 def window_and_stride(window: int | None, stride: int | None, most: int) -> tuple[int, int]:
     """Both checked; None are the most tokens that can be run, and half the window. Raises ParameterError."""
-    window = _whole("window", most if window is None else window, 2, most)
-    return window, _whole("stride", window // 2 if stride is None else stride, 1, window - 1)
-
-
-def _whole(name: str, value: int, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ParameterError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
-    return value
+    window = whole("window", most if window is None else window, 2, most)
+    return window, whole("stride", window // 2 if stride is None else stride, 1, window - 1)
 
 
 def score(

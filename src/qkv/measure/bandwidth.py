@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.errors import ParameterError
+from qkv.checks import whole
 from qkv.kernels.formats import new_arena
 from qkv.kernels.memory import load, prefetch
 from qkv.kernels.simd import splat, sum_lanes
@@ -62,8 +62,7 @@ class Reader:
     def __init__(
         self, threads: int, size: int = BYTES, *, progress: Progress = silent, clock: Clock = time.perf_counter
     ) -> None:
-        if not 1 <= threads <= MAX_THREADS:
-            raise ParameterError(f"threads must be from 1 to {MAX_THREADS}, got {threads}")
+        whole("threads", threads, 1, MAX_THREADS)
         compile_in_child(__name__, "reading", progress)
         self.bytes = size // max(PIECES) * max(PIECES)
         self._numbers = new_arena(self.bytes).view(np.int32)

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from qkv.errors import ParameterError
+from qkv.checks import whole
 from qkv.kernels.sizes import BLOCK, ROWS, STEP_TOKENS, half_block_bytes, packed_bytes
 from qkv.model.config import ModelConfig
 
@@ -99,20 +99,20 @@ def prefill_cost(
     weights: a format of `kernels.sizes.FORMATS` for all matrices, or each matrix's format by its Hugging Face name.
     cache: a kind of `kernels.sizes.CACHE_KINDS`. Raises ParameterError.
     """
-    _check(tokens, batch)
+    whole("context", tokens, 1, MOST)
+    whole("batch", batch, 1, MOST)
     rows = batch * tokens
     passes = -(-rows // STEP_TOKENS)
-    whole, rest = divmod(tokens, STEP_TOKENS)
+    full, rest = divmod(tokens, STEP_TOKENS)
     amounts = _Amounts(
         rows=rows,
         passes=passes,
         outputs=batch,
-        output_passes=min(batch, passes),
         square=batch * tokens * tokens,
         scores=batch * _scores_before(tokens),
         values=batch * _values_before(tokens),
         # A step reads all positions up to its last: 512, 1024, … and, for a shorter last step, all of them.
-        cached=batch * (STEP_TOKENS * whole * (whole + 1) // 2 + (tokens if rest else 0)),
+        cached=batch * (STEP_TOKENS * full * (full + 1) // 2 + (tokens if rest else 0)),
     )
     return _parts(config, amounts, weights, cache)
 
@@ -124,13 +124,13 @@ def decode_cost(
 
     Arguments and errors as for `prefill_cost`.
     """
-    _check(context, batch)
+    whole("context", context, 1, MOST)
+    whole("batch", batch, 1, MOST)
     passes = -(-batch // STEP_TOKENS)
     amounts = _Amounts(
         rows=batch,
         passes=passes,
         outputs=batch,
-        output_passes=passes,
         square=batch * context,
         scores=batch * (_scores_before(context) - _scores_before(context - 1)),
         values=batch * context,
@@ -146,7 +146,6 @@ class _Amounts:
     rows: int  # tokens
     passes: int  # steps, each of which reads all weights
     outputs: int  # tokens whose logits are computed; in the textbook those of all
-    output_passes: int  # steps that end with logits
     square: int  # (query, key) pairs of the textbook, for one head
     scores: int  # pairs whose score is computed
     values: int  # pairs whose value is added
@@ -201,7 +200,7 @@ def _parts(config: ModelConfig, amounts: _Amounts, weights: Weights, cache: str)
             0 if config.tie_word_embeddings else table,
             2 * amounts.rows * table,
             2 * amounts.outputs * table,
-            amounts.output_passes * packed_bytes(format_of(head), vocab, hidden),
+            min(amounts.outputs, amounts.passes) * packed_bytes(format_of(head), vocab, hidden),
             0,
             format_of(head).startswith("int"),
         ),
@@ -217,9 +216,3 @@ def _scores_before(position: int) -> int:
 def _values_before(position: int) -> int:
     """Values that one head adds up for positions 0 … position - 1: p + 1 of them at position p."""
     return position * (position + 1) // 2
-
-
-def _check(context: int, batch: int) -> None:
-    for name, number in (("context", context), ("batch", batch)):
-        if not 1 <= number <= MOST:
-            raise ParameterError(f"{name} must be from 1 to {MOST:,}, got {number}")
