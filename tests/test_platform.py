@@ -19,8 +19,8 @@ TESTS = Path(__file__).parent
 SOURCE = Path(qkv.__file__).parents[1]
 
 TAKEN_AWAY = """
-# Other people's packages look at their platform when they are imported: they come first.
-import mmap, os, signal, sys
+# asyncio and other people's packages look at their platform when they are imported: they come first.
+import asyncio, mmap, os, signal, sys
 import numpy, numba, llvmlite, tokenizers, filelock, tempfile, threading, jinja2, gguf, safetensors, typer, rich
 
 def take_away(module, *names):

@@ -83,15 +83,13 @@ def speed_line(completion: Completion) -> str:
     return f"{prompt}, {answer}"
 
 
-def cut_off(completion: Completion, context: int) -> str | None:
-    """What cut the answer off, or None if the model ended it."""
+def cut_off(completion: Completion, context: int) -> str:
+    """What cut the answer off; empty if the model ended it."""
     if context_is_full(completion, context):
         return f"cut off: the context of {context:,} tokens is full"
-    reasons = {
-        "length": "cut off by --max-tokens",
-        "repetition": "ended: the answer only repeated itself; another --seed or --repetition-penalty 1.1 may help",
-    }
-    return reasons.get(completion.finish_reason)
+    if completion.finish_reason == "repetition":
+        return "ended: the answer only repeated itself; another --seed or --repetition-penalty 1.1 may help"
+    return "cut off by --max-tokens" if completion.finish_reason == "length" else ""
 
 
 def context_is_full(completion: Completion, context: int) -> bool:

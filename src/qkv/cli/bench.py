@@ -164,14 +164,16 @@ def measure_point(reader: Reader, bursts: Bursts, point: Point, rounds: int, rea
 
 def as_text(result: dict[str, Any]) -> str:
     """The table, at most 80 columns wide."""
+    from qkv.measure.speed import BATCH_DEPTH
     from qkv.opened import label
 
+    titles = {"prefill": "prefill {:,}", "decode": "decode at {:,}", "batch": f"decode {{}} at {BATCH_DEPTH}"}
     rows = [["", "tokens/s", "ms a step", "MB a step", "GB/s", "of read", "GOP/s"]]
     for point in result["points"]:
         speed, step = point["tokens_per_second"], median(point["step_seconds"])
         rows.append(
             [
-                _title(point["kind"], point["n"]),
+                titles[point["kind"]].format(point["n"]),
                 f"{speed:,.{1 if speed < 100 else 0}f}",
                 f"{step * 1e3:,.{2 if step < 0.1 else 0}f}",
                 f"{point['step_bytes'] / 1e6:,.0f}",
@@ -186,11 +188,3 @@ def as_text(result: dict[str, Any]) -> str:
         f"loaded in  {result['load_seconds']:.2f} s\n"
         f"memory     {result['read_bytes_per_second'] / 1e9:.1f} GB/s read, {threads}\n\n" + table(rows)
     )
-
-
-def _title(kind: str, n: int) -> str:
-    from qkv.measure.speed import BATCH_DEPTH
-
-    if kind == "batch":
-        return f"decode {n} at {BATCH_DEPTH}"
-    return f"decode at {n:,}" if kind == "decode" else f"prefill {n:,}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ from qkv.model.attention import Array, attention_scores, future, softmax
 
 POSITIONS, HEAD_DIM, SEED = 8, 16, 0
 LOW = -20_000.0  # a score below -1e4, as a head that drifted can have
+BEFORE = {"-∞ before": -np.inf, "-1e9 before": -1e9, "-1e4 before": -1e4}
+WAYS: dict[str, float | None] = {**BEFORE, "0 afterwards": None}
+"""Ways of hiding: what hidden scores become before the softmax, or None where hidden weights become 0 after it."""
 
 Difference = tuple[int, int, float, float]
 
@@ -62,40 +65,29 @@ def compute(q: Array, k: Array, v: Array) -> list[Case]:
     padded = causal.copy()
     padded[:, 0] = True
     low = scores + (np.float32(LOW) - scores[0, 0])
-    before = [_filled(fill) for fill in (-np.inf, -1e9, -1e4)]
-    every = [*before, ("0 afterwards", _afterwards)]
     return [
-        _case("the scores as they are", scores, causal, v, every),
-        _case(f"all scores moved down alike, the first to {LOW:,.0f}", low, causal, v, before),
-        _case("position 0 hidden too: row 0 has nothing left", scores, padded, v, every),
+        _case("the scores as they are", scores, causal, v, WAYS),
+        _case(f"all scores moved down alike, the first to {LOW:,.0f}", low, causal, v, BEFORE),
+        _case("position 0 hidden too: row 0 has nothing left", scores, padded, v, WAYS),
     ]
 
 
-Way = Callable[[Array, NDArray[np.bool_]], Array]
+def _weights(scores: Array, hidden: NDArray[np.bool_], fill: float | None) -> Array:
+    """Hidden scores become `fill` before the softmax. With None hidden weights become 0 after it: its denominator
+    still counts them."""
+    if fill is None:
+        return np.where(hidden, scores.dtype.type(0), softmax(scores))
+    return softmax(np.where(hidden, scores.dtype.type(fill), scores))
 
 
-def _filled(fill: float) -> tuple[str, Way]:
-    """Hidden scores become `fill` before the softmax."""
-
-    def weights(scores: Array, hidden: NDArray[np.bool_]) -> Array:
-        return softmax(np.where(hidden, scores.dtype.type(fill), scores))
-
-    return f"{fill:.0e} before".replace("e+0", "e").replace("-inf", "-∞"), weights
-
-
-def _afterwards(scores: Array, hidden: NDArray[np.bool_]) -> Array:
-    """Hidden weights become 0 after a softmax over everything: its denominator still counts them."""
-    return np.where(hidden, scores.dtype.type(0), softmax(scores))
-
-
-def _case(title: str, scores: Array, hidden: NDArray[np.bool_], v: Array, ways: list[tuple[str, Way]]) -> Case:
+def _case(title: str, scores: Array, hidden: NDArray[np.bool_], v: Array, ways: Mapping[str, float | None]) -> Case:
+    variants: list[Variant] = []
     with np.errstate(invalid="ignore"):  # -∞ - -∞, where a row has nothing left: that is what is shown
-        every = [(name, way(scores, hidden)) for name, way in ways]
-        outputs = [weights @ v for _, weights in every]
-    variants = []
-    for (name, weights), o in zip(every, outputs, strict=True):
-        leaked = float(np.max(weights, where=hidden, initial=0))
-        variants.append(Variant(name, weights, o, leaked, first_difference(outputs[0], o)))
+        for name, fill in ways.items():
+            weights = _weights(scores, hidden, fill)
+            outputs, leaked = weights @ v, float(np.max(weights, where=hidden, initial=0))
+            difference = first_difference(variants[0].outputs, outputs) if variants else None
+            variants.append(Variant(name, weights, outputs, leaked, difference))
     return Case(title, hidden, scores, variants)
 
 
