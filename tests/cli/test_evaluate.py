@@ -157,6 +157,19 @@ def test_ctrl_c_ends_it_within_a_step(folder, text, capsys, monkeypatch):
     assert out == "" and "Traceback" not in err
 
 
+@pytest.mark.parametrize("options", [["--weights", "f32"], ["--compare", "f32,bf16"]])
+def test_numbers_beyond_an_f16_cache_are_one_line(tmp_path, text, capsys, options):
+    """A model whose values are too large for its cache: nothing is printed but what to do about it."""
+
+    def enlarge(made):
+        made["model.layers.0.self_attn.v_proj.weight"] *= 1e6
+
+    folder = write_model(tmp_path / "large", change=enlarge)
+    refused(capsys, 'beyond 65,504, which is too large for an f16 cache; load the model with cache="f32"',
+            "-q", "-m", str(folder), *options, "--cache", "f16", text)  # fmt: skip
+    assert execute(["eval", "-m", str(folder), *options, "--cache", "f32", text]) == 0
+
+
 def test_more_formats_than_memory_is_said_before_loading(folder, text, capsys, monkeypatch):
     monkeypatch.setattr("qkv.runtime.memory.free_memory", lambda: 1000)
     monkeypatch.setattr("qkv.opened.Opened.load", lambda *_, **__: pytest.fail("nothing is loaded"))

@@ -189,6 +189,32 @@ def test_formats_against_the_first(decoder, tensors):
     assert first.tokens_run == second.tokens_run > 299 and first.seconds > 0
 
 
+def test_only_tokens_of_the_vocabulary_count(decoder, tensors):
+    """Rows behind the vocabulary, and in its middle those that no token has, are in no sum and are no top token."""
+    unused = [7, 100, 299]
+    vocabulary = Vocabulary(300, unused)
+    tokens = [id for id in range(300) if id not in unused]
+    ids = [id for id in IDS if id in vocabulary][:100]
+    int4 = compiled(CONFIG, packed(CONFIG, tensors, "int4"), context=CONTEXT, outputs=40)
+    try:
+        sessions = [Session(decoder), Session(int4)]
+        first, second = compare(sessions, ids, vocabulary=vocabulary, window=100, stride=50)
+        p, q = (log_softmax(logits_of(one, ids[:-1], [40, 40, 19])[:, tokens]) for one in (decoder, int4))
+    finally:
+        int4.close()
+    following = [tokens.index(id) for id in ids[1:]]
+    np.testing.assert_allclose(first.logprobs, p[range(99), following], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(second.logprobs, q[range(99), following], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(second.divergences, (np.exp(p) * (p - q)).sum(axis=1), rtol=1e-9, atol=1e-12)
+    assert second.same_top == int((p.argmax(axis=1) == q.argmax(axis=1)).sum())
+
+
+@pytest.mark.parametrize("bad", [7, 300, -1])
+def test_what_is_no_token_is_compared_by_nobody(session, bad):
+    with pytest.raises(ParameterError, match=r"^text.* is not a token id"):
+        compare([session], [1, 2, bad], vocabulary=Vocabulary(300, [7]), window=100, stride=50)
+
+
 def test_damaged_weights_are_reported(tensors):
     damaged = compiled(CONFIG, packed(CONFIG, tensors), context=CONTEXT, outputs=40)
     try:

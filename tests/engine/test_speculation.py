@@ -11,6 +11,7 @@ from scripted_model import ScriptedModel, by_hand, expected, run_all
 
 from qkv.engine.params import SamplingParams
 from qkv.engine.speculation import FIRST, GRAM, LONGEST_PAUSE, MOST, Lookup
+from qkv.model.feed import CacheOverflowError
 
 
 def plain(ids, most):
@@ -130,6 +131,31 @@ def test_several_tokens_a_step_and_no_wrong_guess_in_the_cache():
             assert one.accepted + one.decode_steps == 199
     assert made[True][0] == made[False][0]
     assert made[True][1] < made[False][1] / 2
+
+
+def test_guesses_that_do_not_fit_the_cache_are_dropped_and_no_token_changes():
+    """Keys of a guess may be too large for an f16 cache, and those of what really comes not."""
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    model = ScriptedModel()
+    engine = by_hand(model, speculation=True)
+    handles = [engine.submit(prompt, params) for prompt in PROMPTS[:2]]
+    unlucky, neighbour = (handle.answers[0] for handle in handles)
+    refused = []
+
+    def too_large(feeds):
+        bad = [i for i, feed in enumerate(feeds) if feed.cache is unlucky.cache and feed.outputs == "all"]
+        if bad:
+            refused.append(len(feeds[bad[0]].ids))
+            raise CacheOverflowError(bad)
+
+    model.before_step = too_large
+    run_all(engine)
+    for handle, prompt in zip(handles, PROMPTS, strict=False):
+        assert handle.wait(1)[0].token_ids == expected(prompt, params)[0]
+    assert len(refused) == 1 < refused[0]
+    assert (unlucky.lookup, unlucky.drafted) == (None, 0)
+    assert neighbour.drafted > 0
+    assert model.pool.free == model.pool.size
 
 
 def test_guesses_never_go_beyond_the_answer():

@@ -8,6 +8,7 @@ import pytest
 from decoders import compiled, packed
 from qkv.engine.engine import Engine
 from qkv.engine.params import SamplingParams
+from qkv.engine.scoring import compare, score
 from qkv.engine.session import Session
 from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import QkvError
@@ -93,3 +94,24 @@ def test_a_request_that_does_not_fit_ends_and_its_neighbours_keep_their_bits(par
     assert after.reused == 0
     assert engine.stats().cache.free_blocks == decoder.blocks
     engine.close()
+
+
+@pytest.mark.parametrize("place", [0, 60, 150])
+def test_a_text_that_does_not_fit_is_scored_by_nobody(place):
+    """Neither by the engine nor by the comparison of formats, in whichever window it is; the next text is."""
+    decoder = decoder_with("k", 200_000)
+    text = [(7 * i) % 70 for i in range(200)]
+    bad = [*text[:place], BIG, *text[place:]]
+    vocabulary = Vocabulary(CONFIG.vocab_size)
+    engine = Engine(decoder, vocabulary=vocabulary, context=256, end_ids=[])
+    with pytest.raises(QkvError, match=r'^keys or values.*beyond 65,504.*cache="f32" or cache="int8"'):
+        score(engine, bad, window=100, stride=50)
+    found = score(engine, text, window=100, stride=50)
+    engine.close()
+    session = Session(decoder)
+    with pytest.raises(CacheOverflowError, match=r'^keys or values.*beyond 65,504.*cache="f32" or cache="int8"'):
+        compare([session], bad, vocabulary=vocabulary, window=100, stride=50)
+    assert session.pool.free == session.pool.size
+    (again,) = compare([session], text, vocabulary=vocabulary, window=100, stride=50)
+    assert again.logprobs == found.logprobs[1:]
+    decoder.close()
