@@ -25,16 +25,17 @@ MAY_IMPORT = {
     "text": {"model"},
     "explain": {"measure", "model"},
     "measure": {"engine", "model", "kernels", "runtime"},
-    "completion": {"engine", "text"},
+    "completion": {"engine", "text", "model"},
     "batch": {"completion", "engine"},
     "opened": {"engine", "text", "weights", "model", "runtime"},
-    "llm": {"opened", "batch", "completion", "engine", "text", "weights", "model", "kernels", "runtime"},
+    "look": {"model", "kernels"},
+    "llm": {"opened", "batch", "completion", "look", "engine", "text", "weights", "model", "kernels", "runtime"},
     "server": {"llm", "engine", "text"},
-    "cli": {"server", "llm", "opened", "explain", "measure", "engine", "text", "weights"}
+    "cli": {"server", "llm", "look", "opened", "explain", "measure", "engine", "text", "weights"}
     | {"model", "kernels", "runtime"},
     "__main__": {"cli"},
     # The package's own face: names for type checkers and lazily loaded ones.
-    "__init__": {"llm", "engine"},
+    "__init__": {"llm", "engine", "look"},
     **{leaf: set() for leaf in LEAVES},
 }
 

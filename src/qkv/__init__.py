@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from qkv.engine.scoring import Score
     from qkv.errors import QkvError
     from qkv.llm import LLM, Chunk, Completion
+    from qkv.look.look import Look
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Chunk", "Completion", "QkvError", "SamplingParams", "Score", "__version__"]
+__all__ = ["LLM", "Chunk", "Completion", "Look", "QkvError", "SamplingParams", "Score", "__version__"]
 
 _HOMES = {
     "LLM": "qkv.llm",
     "Chunk": "qkv.llm",
     "Completion": "qkv.llm",
+    "Look": "qkv.look.look",
     "Score": "qkv.engine.scoring",
     "SamplingParams": "qkv.engine.params",
     "QkvError": "qkv.errors",

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from qkv.engine.engine import Engine
 from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import SamplingParams
-from qkv.engine.request import Answer, Guide, Handle
+from qkv.engine.request import Answer, Guide, Handle, Watcher
 from qkv.engine.sampling import Choice
 from qkv.errors import QkvError
 from qkv.text.answer.output import Delta, OutputPipeline
 from qkv.text.answer.tools import ToolCall, ToolCallDelta, collect
+
+if TYPE_CHECKING:
+    from qkv.model.probe import Edits
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,8 @@ class Request:
     """Makes what restricts one answer."""
     decode_bytes: Callable[[int, int], float]
     """Of a prompt's tokens and the steps after it: the bytes that these steps read."""
+    edits: Edits | None = None
+    watcher: Watcher | None = None
     owner: object = None
     """Kept alive until the request has ended: the model."""
 
@@ -168,7 +173,10 @@ class Request:
         answers = range(self.params.n)
         writers = [Writer(self.pipeline(), i, mailbox if chunks else None) for i in answers]
         guides = [] if self.guide is None else [self.guide() for _ in answers]
-        return self.engine.submit(self.prompt_ids, self.params, guides=guides, sinks=writers, mailbox=mailbox)
+        return self.engine.submit(
+            self.prompt_ids, self.params, guides=guides, sinks=writers, mailbox=mailbox,
+            watcher=self.watcher, edits=self.edits,
+        )  # fmt: skip
 
     def completion(self, handle: Handle) -> Completion:
         """The answers of this request, which has ended. Raises what ended it otherwise."""

@@ -9,6 +9,7 @@ import asyncio
 import weakref
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -23,6 +24,11 @@ from qkv.engine.prefix import CacheStats
 from qkv.engine.scoring import Score, score
 from qkv.errors import ParameterError, QkvError
 from qkv.kernels.sizes import CACHE_KINDS
+from qkv.look.edits import Edit, compiled
+from qkv.look.look import Look
+from qkv.look.names import numbers
+from qkv.look.readout import Readout
+from qkv.look.recorder import Recorder
 from qkv.model.compiled import CompiledDecoder, kv_block_bytes, pool_blocks
 from qkv.model.config import ModelConfig
 from qkv.model.cost import decode_bytes
@@ -32,7 +38,7 @@ from qkv.text.answer.output import OutputPipeline
 from qkv.text.answer.thinking import ThinkingSplit
 from qkv.text.constrain.guides import Guides
 from qkv.text.constrain.toolchoice import ToolChoice, Tools, may_call
-from qkv.text.prompt.template import encode_chat
+from qkv.text.prompt.template import encode_chat, free_variables
 from qkv.weights.choices import check_format
 
 if TYPE_CHECKING:
@@ -43,6 +49,7 @@ __all__ = ["LLM", "Chunk", "Completion", "Score", "Stream", "Timings"]
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None
+Edits = Edit | Sequence[Edit]
 
 STEP_ROWS = 128
 """The most rows of logits of a step: one for each answer that runs, and more for guessed tokens and prompt logprobs."""
@@ -62,6 +69,8 @@ class ChatOptions(TypedDict, total=False):
     """False ends the answer after its first call."""
     template_variables: Mapping[str, Any] | None
     """What the model's chat template reads besides."""
+    edit: Edits
+    """Changes of what the model computes: see `qkv.look.edits`."""
 
 
 class LLM:
@@ -143,33 +152,33 @@ class LLM:
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is also a sequence of str; the first match counts
-        self, prompt: Prompt, params: SamplingParams | None = None, *, progress: Progress = silent
+        self, prompt: Prompt, params: SamplingParams | None = None, *, edit: Edits = (), progress: Progress = silent
     ) -> Completion: ...
     @overload
     def generate(
-        self, prompt: Sequence[Prompt], params: Params = None, *, progress: Progress = silent
+        self, prompt: Sequence[Prompt], params: Params = None, *, edit: Edits = (), progress: Progress = silent
     ) -> list[Completion]: ...
 
     def generate(
-        self, prompt: Prompt | Sequence[Prompt], params: Params = None, *, progress: Progress = silent
+        self, prompt: Prompt | Sequence[Prompt], params: Params = None, *, edit: Edits = (), progress: Progress = silent
     ) -> Completion | list[Completion]:
         """Continue a text or a list of token ids.
 
         A list of such prompts gives a list of completions, in order; they run together. `params` is then one for all or
         a list of as many; `progress` hears of each that is complete. All are checked before any runs. An error in one
-        of them, and Ctrl-C, cancels the others.
+        of them, and Ctrl-C, cancels the others. `edit` changes what the model computes for them: see `qkv.look.edits`.
         """
-        completions = self._requests(prompt, params, progress).run()
+        completions = self._requests(prompt, params, edit, progress).run()
         return completions[0] if _is_one(prompt) else completions
 
     async def agenerate(
-        self, prompt: Prompt | Sequence[Prompt], params: Params = None, *, progress: Progress = silent
+        self, prompt: Prompt | Sequence[Prompt], params: Params = None, *, edit: Edits = (), progress: Progress = silent
     ) -> Completion | list[Completion]:
         """Like `generate`, for coroutines. Cancelling the task cancels the requests.
 
         Here, and in the other coroutines, all preparing is done in another thread: the event loop goes on.
         """
-        requests = await asyncio.to_thread(self._requests, prompt, params, progress)
+        requests = await asyncio.to_thread(self._requests, prompt, params, edit, progress)
         completions = await requests.arun()
         return completions[0] if _is_one(prompt) else completions
 
@@ -178,7 +187,7 @@ class LLM:
     ) -> Completion:
         """Answer a conversation: messages as OpenAI clients send them, {"role": …, "content": …}.
 
-        options: `thinking`, `tools`, `tool_choice` and `template_variables`, see `ChatOptions`.
+        options: `thinking`, `tools`, `tool_choice`, `template_variables` and `edit`, see `ChatOptions`.
         """
         return Requests([self._chat_request(messages, params, **options)]).run()[0]
 
@@ -191,7 +200,7 @@ class LLM:
 
     # -------------------------------------------------------------------------------------- answers in pieces
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, *, edit: Edits = ()) -> Stream:
         """Like `generate` for one prompt, piece by piece: `for chunk in stream`, or `async for` in a coroutine.
 
         A bad request raises here, before the first piece. The work starts at once. Log-probabilities of the whole
@@ -199,11 +208,11 @@ class LLM:
         """
         if not _is_one(prompt):
             raise ParameterError("prompt: a stream is of one prompt; generate() takes a list of them")
-        return Stream(self._prompt_request(prompt, params))
+        return Stream(self._prompt_request(prompt, params, edit))
 
-    async def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+    async def astream(self, prompt: Prompt, params: SamplingParams | None = None, *, edit: Edits = ()) -> Stream:
         """Like `stream`, for coroutines: `async for chunk in await llm.astream(…)`."""
-        return await asyncio.to_thread(self.stream, prompt, params)
+        return await asyncio.to_thread(self.stream, prompt, params, edit=edit)
 
     def stream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[ChatOptions]
@@ -240,6 +249,37 @@ class LLM:
         ids = self.tokenizer.prompt(text) if isinstance(text, str) else list(text)
         return score(self._engine, ids, window=window, stride=stride, progress=progress)
 
+    def look(
+        self,
+        prompt: Prompt | Sequence[Message],
+        *,
+        layers: int | Sequence[int] | None = None,
+        heads: int | Sequence[int] | None = None,
+        generate: int = 0,
+        **options: Unpack[ChatOptions],
+    ) -> Look:
+        """What these layers and heads (None: all) have inside while the model reads a text or a conversation.
+
+        It also answers with up to `generate` tokens, always the likeliest, and looks at those too. The engine computes
+        what it always computes, beside its other requests; numbers are copied, and none is changed but by `edit`.
+        `options` are those of `chat`; all but `edit` are for conversations.
+        """
+        edit = options.pop("edit", ())
+        chosen_layers = numbers("layers", layers, self.config.num_hidden_layers)
+        chosen_heads = numbers("heads", heads, self.config.num_attention_heads)
+        params = SamplingParams(temperature=0, max_tokens=whole("generate", generate, 0, self.context) + 1)
+        is_chat = not _is_one(prompt) and isinstance(prompt[0], Mapping)
+        if options and not is_chat:
+            raise ParameterError(f"{next(iter(options))} is for conversations; the prompt is a text")
+        make: Any = self._chat_request if is_chat else self._prompt_request
+        request = make(prompt, params, edit=edit, **options)
+        recorder = Recorder(chosen_layers, chosen_heads, len(request.prompt_ids) + generate)
+        completion = Requests([replace(request, watcher=recorder)]).run()[0]
+        ids = [*request.prompt_ids, *completion.token_ids][: recorder.length]
+        tokens = [self.tokenizer.token_bytes(id).decode("utf-8", "backslashreplace") for id in ids]
+        readout = Readout(self.config, self._decoder.weights)
+        return Look(recorder, readout, ids, tokens, prompt_tokens=len(request.prompt_ids))
+
     # -------------------------------------------------------------------------------------- from text to ids
 
     def chat_ids(
@@ -253,32 +293,32 @@ class LLM:
         """The prompt that a conversation is for the model. The options are those of `ChatOptions`."""
         if self._template is None:
             raise ParameterError(f"messages: {self.name} has no chat template; use generate() with a plain prompt")
-        variables = _free_variables(template_variables or {})
+        variables = free_variables(template_variables or {})
         return encode_chat(self._template, self.tokenizer, messages, tools=tools, thinking=thinking, **variables)
 
-    def _requests(self, prompt: Prompt | Sequence[Prompt], params: Params, progress: Progress) -> Requests:
+    def _requests(self, prompt: Prompt | Sequence[Prompt], params: Params, edit: Edits, progress: Progress) -> Requests:
         """One prompt's request, or those of a list."""
         if _is_one(prompt):
-            return Requests([self._prompt_request(prompt, params)])  # type: ignore[arg-type]
+            return Requests([self._prompt_request(prompt, params, edit)])  # type: ignore[arg-type]
         each = list(params) if isinstance(params, Sequence) else [params] * len(prompt)
         if len(each) != len(prompt):
             raise ParameterError(f"params has {len(each)} entries for {len(prompt)} prompts; give as many, or one")
         pairs = enumerate(zip(prompt, each, strict=True))
-        return Requests([self._numbered_request(i, *pair) for i, pair in pairs], progress)  # type: ignore[arg-type]
+        return Requests([self._numbered_request(i, *pair, edit) for i, pair in pairs], progress)  # type: ignore[arg-type]
 
-    def _numbered_request(self, number: int, prompt: Prompt, params: SamplingParams | None) -> Request:
+    def _numbered_request(self, number: int, prompt: Prompt, params: SamplingParams | None, edit: Edits) -> Request:
         """One of several: an error says which."""
         try:
-            return self._prompt_request(prompt, params)
+            return self._prompt_request(prompt, params, edit)
         except QkvError as error:
             error.args = (f"prompts[{number}]: {error}",)
             raise
 
-    def _prompt_request(self, prompt: Prompt, params: SamplingParams | None) -> Request:
+    def _prompt_request(self, prompt: Prompt, params: SamplingParams | None, edit: Edits = ()) -> Request:
         if not isinstance(prompt, Sequence):
             raise ParameterError(f"prompt must be a text or a list of token ids, not {type(prompt).__name__}")
         ids = self.tokenizer.prompt(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._request(ids, params, ThinkingSplit(None, None, ids), thinking=True)
+        return self._request(ids, params, ThinkingSplit(None, None, ids), thinking=True, edit=edit)
 
     def _chat_request(
         self,
@@ -290,6 +330,7 @@ class LLM:
         tool_choice: ToolChoice = None,
         parallel_tool_calls: bool = True,
         template_variables: Mapping[str, Any] | None = None,
+        edit: Edits = (),
     ) -> Request:
         if thinking and not self.can_think:
             raise ParameterError(f"thinking: {self.name} cannot think: its vocabulary has no thinking markers")
@@ -304,6 +345,7 @@ class LLM:
             tools=tools,
             tool_choice=tool_choice,
             one_call=not parallel_tool_calls,
+            edit=edit,
         )
 
     def _request(
@@ -316,6 +358,7 @@ class LLM:
         tools: Tools | None = None,
         tool_choice: ToolChoice = None,
         one_call: bool = False,
+        edit: Edits,
     ) -> Request:
         """A request that can run, with everything about it checked."""
         if not isinstance(asked, SamplingParams | None):
@@ -330,6 +373,7 @@ class LLM:
             pipeline=lambda: OutputPipeline(self.tokenizer, params.stop, copy(split), tools=calls, one_call=one_call),
             guide=self._guides.plan(split, params, tools=tools, tool_choice=tool_choice, one_call=one_call),
             decode_bytes=partial(decode_bytes, self.config, self.cache, self.weight_bytes),
+            edits=compiled(edit, self.config),
             owner=self,
         )
 
@@ -388,17 +432,6 @@ def _is_one(prompt: Any) -> bool:
     if isinstance(prompt, str) or not isinstance(prompt, Sequence) or not prompt:
         return True
     return isinstance(prompt[0], Integral)
-
-
-_OWN_VARIABLES = {"messages", "tools", "thinking", "add_generation_prompt", "continue_final_message", "chat_template"}
-
-
-def _free_variables(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Variables of a chat template that a request may set. Raises ParameterError for one that is not free."""
-    for name in given:
-        if name in _OWN_VARIABLES or name.endswith("_token") or not name.isidentifier():
-            raise ParameterError(f"template_variables: {name[:40]!r} cannot be set; leave it out")
-    return given
 
 
 def _context(wanted: int | None, most: int) -> int:

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from qkv.engine.mailbox import Mailbox
 from qkv.engine.params import MAX_SEED, SamplingParams
 from qkv.engine.prefix import CacheStats
 from qkv.engine.repetition import Repetition
-from qkv.engine.request import Answer, FinishReason, Guide, Handle, Sink
+from qkv.engine.request import Answer, FinishReason, Guide, Handle, Sink, Watcher
 from qkv.engine.sampling import Sampler
 from qkv.engine.scheduler import Scheduler, Slice
 from qkv.engine.session import StepRunner
@@ -36,6 +37,10 @@ from qkv.engine.vocabulary import Vocabulary
 from qkv.errors import ContextLengthError, ParameterError, QkvError, QueueFullError, RequestCancelledError
 from qkv.kernels.sizes import BLOCK
 from qkv.model.feed import CacheOverflowError, StepAbortedError
+
+if TYPE_CHECKING:
+    from qkv.model.probe import Edits
+    from qkv.model.readback import Tapped
 
 MAX_QUEUE = 1024
 
@@ -113,9 +118,12 @@ class Engine:
         guides: Sequence[Guide | None] = (),
         sinks: Sequence[Sink | None] = (),
         mailbox: Mailbox | None = None,
+        watcher: Watcher | None = None,
+        edits: Edits | None = None,
     ) -> Handle:
         """Queue a request; one guide and one sink for each of its n answers, or none. `mailbox` gets it at its end.
 
+        `watcher` looks into the first answer; `edits` change what is computed for all of them.
         Raises what `check` raises, `QueueFullError`, and `QkvError` after `close`; nothing is queued then.
         """
         ids = self.check(prompt_ids, params)
@@ -124,6 +132,10 @@ class Engine:
         none: list[None] = [None] * params.n
         brought = zip(range(params.n), guides or none, sinks or none, strict=True)
         answers = [self._answer(ids, params, choice, guide, sink) for choice, guide, sink in brought]
+        for answer in answers:
+            answer.edits = edits
+        if watcher is not None:
+            answers[0].watcher, answers[0].lookup = watcher, None
         handle = Handle(answers, mailbox, self._cancel)
         with self._lock:
             if self._closed:
@@ -248,7 +260,8 @@ class Engine:
         assert plan, "a lone request always finds room: its context is no larger than the cache"
         try:
             self._in_step = [self._handle_of[piece.answer] for piece in plan]
-            logits = self.model.step([piece.feed for piece in plan], copy=False)
+            feeds = [piece.feed for piece in plan]
+            logits = self.model.step(feeds, copy=False)
         except StepAbortedError:
             return  # for a cancel or a close, which the mail tells of
         except CacheOverflowError as error:
@@ -262,11 +275,12 @@ class Engine:
         self.scheduler.record(time.perf_counter() - started)
         logits, likeliest = self.vocabulary.only_tokens(logits, self.model.likeliest().tolist())
         row = 0
-        for piece in plan:
+        for i, piece in enumerate(plan):
             outputs, count = piece.feed.outputs, len(piece.feed.ids)
             first, row = row, row + (1 if outputs == "last" else count if outputs == "all" else 0)
             if piece.answer in self._handle_of:  # another of its request's answers may have failed just now
-                self._go_on(piece, logits[first:row], likeliest[first:row])
+                tapped = self.model.tapped(feeds, i) if piece.feed.taps else None
+                self._go_on(piece, logits[first:row], likeliest[first:row], tapped)
 
     def _fail_overflowed(self, pieces: list[Slice], error: CacheOverflowError) -> None:
         """End those whose keys or values do not fit the cache. Drafts may be why, so these first go on without."""
@@ -284,9 +298,11 @@ class Engine:
             failure.__cause__ = error
             self._fail(handle, failure)
 
-    def _go_on(self, piece: Slice, rows: NDArray[np.float32], likeliest: list[int]) -> None:
+    def _go_on(self, piece: Slice, rows: NDArray[np.float32], likeliest: list[int], tapped: Tapped | None) -> None:
         """Take the results of an answer's part of a step. Whatever fails in that ends its request, and no other."""
         try:
+            if tapped is not None and piece.answer.watcher is not None:
+                piece.answer.watcher.take(piece.answer.cache.length - len(piece.feed.ids), tapped)
             reason = self._take(piece, rows, likeliest)
         except BaseException as error:
             self._fail(self._handle_of[piece.answer], error)

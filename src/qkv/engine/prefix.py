@@ -63,20 +63,22 @@ class PrefixCache:
     def next_key(self, answer: Answer) -> bytes | None:
         """The key of the block that comes next, if that is a full one and not the text's last token is in it."""
         at, rest = divmod(answer.cache.length, BLOCK)
-        if rest or answer.remaining <= BLOCK or answer.reads_its_prompt:
+        if rest or answer.remaining <= BLOCK or not answer.adopts:
             return None
         extend_keys(answer.keys, answer.ids, at + 1)
         return answer.keys[at]
 
     def keys_to_come(self, answer: Answer) -> list[bytes]:
-        """The keys of the full blocks that it still has to compute."""
+        """The keys of the full blocks that it still has to compute, and others may then find."""
+        if answer.edits is not None:
+            return []
         full = len(answer.ids) // BLOCK
         extend_keys(answer.keys, answer.ids, full)
         return answer.keys[answer.cache.length // BLOCK : full]
 
     def shared_blocks(self, answer: Answer) -> int:
         """How many blocks it could adopt that are in use anyway."""
-        if answer.reads_its_prompt:
+        if not answer.adopts:
             return 0
         full = (len(answer.ids) - 1) // BLOCK
         extend_keys(answer.keys, answer.ids, full)
@@ -89,7 +91,9 @@ class PrefixCache:
         return shared
 
     def publish(self, answer: Answer) -> None:
-        """Let the blocks that are complete by now be found."""
+        """Let the blocks that are complete by now be found. Those of edits are its own."""
+        if answer.edits is not None:
+            return
         full = answer.cache.length // BLOCK
         extend_keys(answer.keys, answer.ids, full)
         for at in range(answer.looked_at, full):

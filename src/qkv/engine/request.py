@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,11 @@ from qkv.engine.params import SamplingParams
 from qkv.engine.repetition import Repetition
 from qkv.engine.sampling import Choice, Sampler
 from qkv.engine.speculation import Lookup
-from qkv.model.feed import PagedCache
+from qkv.model.feed import Feed, PagedCache
+
+if TYPE_CHECKING:
+    from qkv.model.probe import Edits
+    from qkv.model.readback import Tapped
 
 FinishReason = Literal["stop", "length", "repetition"]
 
@@ -43,6 +47,18 @@ class Sink(Protocol):
         """The next token, never one that ends the answer. True: the text is at its end, none shall follow."""
 
 
+class Watcher(Protocol):
+    """Looks into the layers while they compute one answer. Its prompt is computed whole, and no token is guessed."""
+
+    layers: Sequence[int]
+
+    def take(self, first: int, tapped: Tapped) -> None:
+        """What the tokens from position `first` on had, valid during the call.
+
+        Positions come again when the answer had to give its cache up meanwhile.
+        """
+
+
 @dataclass(eq=False)
 class Answer:
     """One answer as it is made. The engine's thread writes it; others read it when its handle has ended.
@@ -57,6 +73,8 @@ class Answer:
     sampler: Sampler
     guide: Guide | None = None
     sink: Sink | None = None
+    watcher: Watcher | None = None
+    edits: Edits | None = None
     lookup: Lookup | None = None
     repetition: Repetition | None = None
     ending: frozenset[int] = frozenset()
@@ -101,6 +119,15 @@ class Answer:
     def reads_its_prompt(self) -> bool:
         """Whether the logits of all the prompt's positions are still wanted: then none can come from the cache."""
         return self.params.prompt_logprobs and self.choice == 0 and not self.token_ids
+
+    @property
+    def adopts(self) -> bool:
+        """Whether it may go on with blocks that another has computed, without edits and unseen."""
+        return self.edits is None and self.watcher is None and not self.reads_its_prompt
+
+    def feed(self, ids: Sequence[int], outputs: Literal["none", "last", "all"]) -> Feed:
+        """Its part of a step, which computes these tokens."""
+        return Feed(self.cache, ids, outputs, () if self.watcher is None else self.watcher.layers, self.edits)
 
     def append(self, choice: Choice) -> None:
         """The answer grows by a token."""

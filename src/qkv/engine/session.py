@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qkv.engine.blocks import BlockPool
 from qkv.model.feed import Feed, PagedCache
+
+if TYPE_CHECKING:
+    from qkv.model.readback import Tapped
 
 
 class StepRunner(Protocol):
@@ -31,6 +34,12 @@ class StepRunner(Protocol):
 
     def likeliest(self) -> NDArray[np.int64]:
         """The id of the largest logit of each of the last step's rows, the lowest of equals; -1: one is not finite."""
+
+    def tapped(self, feeds: Sequence[Feed], number: int) -> Tapped:
+        """What the layers in `taps` of a feed had: of the last step's feeds the one of this number.
+
+        The next step may overwrite it.
+        """
 
     def abort(self) -> None:
         """Make a step that is running in another thread raise `StepAbortedError` soon."""

@@ -13,7 +13,7 @@ from qkv.kernels.kvcache import KV_INT8, NUMBER_BYTES, Pool
 from qkv.kernels.sizes import BLOCK, GROUP
 from qkv.model.feed import Feed
 from qkv.model.forward import Shape
-from qkv.model.probe import HEADS, STREAM, Probe, point, point_count
+from qkv.model.probe import HEADS, POINTS, STREAM, Probe, point, point_count
 
 NUMBERS = {4: np.float32, 2: np.float16, 1: np.int8}
 
@@ -42,21 +42,22 @@ class Tapped:
 def tap_sizes(shape: Shape, layers: Sequence[int], count: int, rows: int) -> list[int]:
     """How many numbers each point of a decoder of `count` layers needs for the taps of these layers, over `rows` rows.
 
-    A layer's tap has its heads, and the stream before it and after it.
+    A layer's tap has its heads, and the stream before it and after it. With any layer goes the stream after the last.
     """
     sizes = [0] * point_count(count)
     for layer in layers:
         sizes[point(layer, HEADS)] = rows * 2 * shape.o_row
-        sizes[point(layer, STREAM)] = sizes[point(layer + 1, STREAM)] = rows * shape.hidden_row
+        for at in (layer, layer + 1, count):
+            sizes[point(at, STREAM)] = rows * shape.hidden_row
     return sizes
 
 
 def read_tap(probe: Probe, shape: Shape, pool: Pool, feed: Feed, rows: range) -> Tapped:
     """What the layers that a feed taps had, once the step is over; `rows` are its rows of the probe's taps."""
     heads, streams = {}, {}
-    end = feed.cache.length
+    end, last = feed.cache.length, len(probe.tap_at) // POINTS
     for layer in feed.taps:
-        for at in (layer, layer + 1):
+        for at in (layer, layer + 1, last):
             streams[at] = _rows(probe, point(at, STREAM), rows, shape.hidden_row)[:, : shape.hidden]
         pairs = _rows(probe, point(layer, HEADS), rows, 2 * shape.o_row).reshape(-1, 2, shape.o_row)
         size = shape.heads * shape.head_dim

@@ -212,3 +212,14 @@ def _tools(tools: object) -> list[Any] | None:
     if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
         raise ParameterError("tools: must be a list of objects")
     return as_json(tools, "tools") if tools else None
+
+
+_OWN_VARIABLES = {"messages", "tools", "thinking", "add_generation_prompt", "continue_final_message", "chat_template"}
+
+
+def free_variables(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Variables of a chat template that a request may set. Raises ParameterError for one that is not free."""
+    for name in given:
+        if name in _OWN_VARIABLES or name.endswith("_token") or not name.isidentifier():
+            raise ParameterError(f"template_variables: {name[:40]!r} cannot be set; leave it out")
+    return given
