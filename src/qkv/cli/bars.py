@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -25,8 +26,7 @@ class Bars:
         self._bars: Any = None  # rich.progress.Progress, imported when the first bar is needed
         self._task: Any = None  # rich's id of the bar on screen
         self._what: str | None = None  # what that bar shows
-        self._since: dict[str, float] = {}  # when a piece of work was first heard of
-        self._announced: set[str] = set()
+        self._since: dict[str, float] = {}  # when a piece of work was first heard of; infinity once it is announced
         self._lock = threading.Lock()  # downloads report from several threads
 
     def __enter__(self) -> Bars:
@@ -54,8 +54,8 @@ class Bars:
     def _announce(self, what: str, total: int | None, unit: str) -> None:
         """Say once what is being done, when it has taken long enough for someone to wonder."""
         now = time.monotonic()
-        if now - self._since.setdefault(what, now) >= LONG_SECONDS and what not in self._announced:
-            self._announced.add(what)
+        if now - self._since.setdefault(what, now) >= LONG_SECONDS:
+            self._since[what] = math.inf
             size = "" if total is None else f" ({_amount(total, None, unit)})"
             terminal.note(terminal.visible(what) + size)
 

@@ -57,11 +57,10 @@ def cost(
     many = f" of each of {batch:,} sequences" if batch > 1 else ""
     rows = _header(known.label, config, context, batch, cache)
     rows.append(("limits", f"{limits_text(limits)} ({source})"))
-    text = (
-        table(rows, left=2, rule=False)
-        + f"\nPrefill of {terminal.count_text(context, 'token')}{many}, weights {names}\n"
+    text = table(rows, left=2, rule=False)
+    text += (
+        f"\nPrefill of {terminal.count_text(context, 'token')}{many}, weights {names}\n{parts_table(prefill, limits)}"
     )
-    text += parts_table(prefill, limits)
     text += f"\nDecode of one token{many}, the one at position {context:,}\n" + parts_table(decode, limits)
     terminal.write(terminal.for_output(text))
 
