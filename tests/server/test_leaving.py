@@ -200,3 +200,10 @@ def test_a_stopped_server_lets_answers_end_and_exits_with_0(tmp_path, number, gr
         assert process.wait(timeout=30) == 0
     finally:
         process.kill()
+
+
+def test_a_server_learns_what_grammars_need_when_it_starts(llm, monkeypatch):
+    called = threading.Event()
+    monkeypatch.setattr(llm, "prepare_grammars", called.set)
+    with running(llm):
+        assert called.wait(20)

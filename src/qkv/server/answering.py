@@ -114,6 +114,7 @@ class Answerer:
         self._preparing = 0
         self._open: set[Answer] = set()
         self._pool = ThreadPoolExecutor(PREPARING_THREADS, thread_name_prefix="qkv-prepare")
+        self._pool.submit(llm.prepare_grammars)  # where this fails, a request with a grammar tells why
 
     @property
     def healthy(self) -> bool:
@@ -125,10 +126,6 @@ class Answerer:
         """How many requests are being prepared or answered."""
         self._open = {answer for answer in self._open if not answer._closed}
         return self._preparing + len(self._open)
-
-    def warm_up(self) -> None:
-        """Learn the vocabulary for grammars in the background. Where it fails, a request with a grammar tells why."""
-        self._pool.submit(self.llm.prepare_grammars)
 
     async def start(self, *asks: Ask) -> Answer:
         """Queue what is asked. Everything that can be wrong with it is raised here."""

@@ -38,7 +38,6 @@ def create_app(llm: LLM, settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.answerer.warm_up()
         yield
         service.answerer.close()
 

@@ -100,9 +100,8 @@ def _thinking(asked: CountRequest, config: Mapping[str, Any]) -> tuple[bool | No
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
         raise ApiError("thinking.budget_tokens: must be a whole number of at least 1", param="thinking")
     if kind not in (None, "enabled", "adaptive", "disabled"):
-        raise ApiError(
-            f"thinking.type: must be enabled, adaptive or disabled, not {str(kind)[:40]!r}", param="thinking"
-        )
+        told = str(kind)[:40]
+        raise ApiError(f"thinking.type: must be enabled, adaptive or disabled, not {told!r}", param="thinking")
     if kind == "enabled":
         return True, budget
     return asked_effort if kind == "adaptive" or (kind is None and word is not None) else (False, None)

@@ -18,12 +18,13 @@ from qkv.server.errors import ApiError, api_error
 from qkv.server.service import Service
 
 T = TypeVar("T")
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # no proxy may hold events back
 
 
 def event(data: Any, name: str | None = None) -> str:
     """One event. Its JSON is on one line and whole: no character is ever split between two events."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = _JSON.encode(data)
     return f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
 
 
@@ -58,7 +59,7 @@ class Reply(ABC):
             self.answer.close()
         if body is None:
             return Response(status_code=499)  # nobody reads it
-        return Response(json.dumps(body, ensure_ascii=False, allow_nan=False), media_type="application/json")
+        return Response(_JSON.encode(body), media_type="application/json")
 
 
 class EventStream(Response):
