@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.explain.scaling import compute_model
+from qkv.explain.model_scaling import compute as compute_model
 from qkv.explain.trace import Heads, Traced
 from qkv.model import reference
 from qkv.model.attention import attention, attention_weights, future, softmax
@@ -22,7 +22,7 @@ from qkv.weights.checkpoint import open_checkpoint
 from qkv.weights.names import resolve
 
 MODEL = "src/qkv/model"
-SCALING = "src/qkv/explain/scaling.py"
+SCALING = "src/qkv/explain/model_scaling.py"
 
 TEXT = (
     "The library opens at nine. Rain has been falling since the morning, and the street in front of it is almost "
@@ -266,7 +266,7 @@ def likeness(x: Any) -> float:
     return float((np.square(units.sum(axis=0, dtype=np.float64)).sum() - T) / (T * (T - 1)))
 
 
-@figure("depth", f"{SCALING}::compute_model", f"{SCALING}::_dots_of", f"{MODEL}::Decoder._attention")
+@figure("depth", f"{SCALING}::compute", f"{SCALING}::_dots_of", f"{MODEL}::Decoder._attention")
 def draw_depth() -> Drawing:
     """Var<q, k> / (d·σ_q²·σ_k²) by layer, for random and for trained weights, with and without what positions share."""
     fresh, streams = fresh_qwen3()
