@@ -228,7 +228,8 @@ def test_no_reference_is_counted_and_nothing_raises():
 
 def test_only_the_formats_asked_for_are_compiled():
     matmul._product.cache_clear()
-    kernel = matmul_for.__wrapped__(("int8",))
+    matmul_for.cache_clear()
+    kernel = matmul_for(("int8", "int4"))
     arena, matrix = packing.quantize(normal(8, 32), "int8")
     x, out = normal(1, 32), np.zeros(8, np.float32)
     inputs, outputs = Inputs(x.reshape(-1), 0, *quantized(x), 1), Outputs(out, 0, 8)
@@ -236,7 +237,7 @@ def test_only_the_formats_asked_for_are_compiled():
     kernel._cache = NullCache()  # a stored kernel would compile nothing at all
     kernel(*arguments)
     compiled = {fmt for fmt, kind in sizes.FORMATS.items() if matmul._product(kind).part.overloads}
-    assert compiled == {"int8"}
+    assert compiled == {"int8", "int4"}
     np.testing.assert_array_equal(out, product(arena, matrix, x)[0])
 
 
@@ -255,6 +256,7 @@ MODES = {
     "portable": {"QKV_SIMD": "portable"},
     "checked": {"QKV_SIMD": "checked"},
     "avx2": {"QKV_SIMD": "avx2"},
+    "plain Numba": {"QKV_PLAIN_NUMBA": "1"},
     "AVX2 without VNNI": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c,+bmi,+bmi2"},
     "generic processor": {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},
 }

@@ -116,7 +116,7 @@ def test_without_a_python_to_start_it_compiles_here(folder, tmp_path, monkeypatc
 
 
 def test_without_a_place_to_keep_anything_it_compiles_here(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, "_find_directory", lambda: None)
+    monkeypatch.setattr(cache, "directory", lambda: None)
     note = tmp_path / "note"
     compile_in_child("warm_samples", {"types": [], "note": str(note)})
     assert note.read_text() == f"{os.getpid()}\n"

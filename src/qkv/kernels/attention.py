@@ -57,6 +57,19 @@ class Block(NamedTuple):
     ahead: int  # the same of the block that comes after it
 
 
+class Numbers(NamedTuple):
+    """The numbers of a block as they are read."""
+
+    array: Any
+    keys: int  # where in the array
+    values: int
+    scales: Any  # float32: those of int8 numbers
+    key_scales: int  # where in `scales`
+    value_scales: int
+    keys_ahead: int  # where in the array memory will be needed soon
+    values_ahead: int
+
+
 class Rows(NamedTuple):
     """A few rows of a tile that see the same positions of a block: where in scratch memory their numbers are."""
 
@@ -67,7 +80,6 @@ class Rows(NamedTuple):
 
 
 LOWEST = np.float32(-3.0e38)  # the maximum of nothing: finite, so that LOWEST - LOWEST is 0 and not NaN
-KINDS = (KV_F32, KV_F16, KV_INT8)
 MINUS_INFINITY = np.float32(-np.inf)
 
 
@@ -157,89 +169,74 @@ def soften(scratch, scores, first, last, scale, m_at):
 
 
 @cache
-def _scores_of(kind: int, rows: int, unit: int) -> Any:
-    """The kernel for the scores of `rows` rows with numbers of `kind`, in an array where each takes `unit` elements."""
+def _add_values(kind: int, rows: int, unit: int, vectors: int) -> Any:
+    """The kernel for the outputs of `rows` rows in 16·vectors dimensions; `kind` and `unit` as in `_rows_on`."""
 
     @kernel
-    def scores_of(scratch, q, d, numbers, keys, scales, scales_at, ahead, scores):
-        """<q, k_j> with the 32 keys of a block, whose lanes are positions: keys [d, 32]."""
+    def add_values(these, d, numbers, first, last, i):
+        """o = o · decay + Σ_j weight_j · v_j, j = first … last of the block, in the dimensions from i on."""
+        scratch, o = these.scratch, these.states
+        acc = load_sums(rows, vectors, scratch, o + i, state_size(d), o + padded(d) + 2)
+        for j in range(first, last + 1):
+            place = (j * d + i) * unit
+            acc = add_term(
+                kind, 1, acc, scratch, these.scores + j, BLOCK, numbers.array, numbers.values + place, numbers.scales,
+                numbers.value_scales + j * (d // GROUP) + i // GROUP, numbers.values_ahead + place,
+            )  # fmt: skip
+        store_sums(acc, scratch, o + i, state_size(d))
+
+    return add_values
+
+
+@cache
+def _rows_on(kind: int, rows: int, unit: int) -> Any:
+    """The kernel that takes `rows` rows over numbers of `kind`, in an array where each takes `unit` elements."""
+    add_32, add_16 = _add_values(kind, rows, unit, 2), _add_values(kind, rows, unit, 1)
+
+    @kernel
+    def rows_on(these, d, numbers, first, last):
+        """Scores → softmax → convex sum, over positions first … last of the block. Lanes are positions, then values."""
+        scratch, w = these.scratch, these.scores
         acc = zeros(f32x16, rows, 2)
         for i in range(d):
             line = i * (BLOCK * unit)
             acc = add_term(
-                kind, 0, acc, scratch, q + i, padded(d), numbers, keys + line,
-                scales, scales_at + i // GROUP * BLOCK, ahead + line,
+                kind, 0, acc, scratch, these.queries + i, padded(d), numbers.array, numbers.keys + line, numbers.scales,
+                numbers.key_scales + i // GROUP * BLOCK, numbers.keys_ahead + line,
             )  # fmt: skip
-        store_sums(acc, scratch, scores, BLOCK)
-
-    return scores_of
-
-
-@cache
-def _values_to(kind: int, rows: int, unit: int) -> Any:
-    """The kernel that adds weighted values to the states of `rows` rows; `kind` and `unit` as in `_scores_of`."""
-
-    @kernel
-    def values_to(scratch, o, weights, first, last, d, numbers, values, scales, scales_at, ahead):
-        """o = o · decay + Σ_j weight_j · v_j, j = first … last of the block: values [32, d]."""
-        decay = o + padded(d) + 2
+        store_sums(acc, scratch, w, BLOCK)
+        scale = np.float32(1) / np.sqrt(np.float32(d))
+        for r in range(rows):
+            soften(scratch, w + r * BLOCK, first, last, scale, these.states + r * state_size(d) + padded(d))
         whole = d // 32 * 32
         for i in range(0, whole, 32):
-            acc = load_sums(rows, 2, scratch, o + i, state_size(d), decay)
-            for j in range(first, last + 1):
-                place = (j * d + i) * unit
-                acc = add_term(
-                    kind, 1, acc, scratch, weights + j, BLOCK, numbers, values + place,
-                    scales, scales_at + j * (d // GROUP) + i // GROUP, ahead + place,
-                )  # fmt: skip
-            store_sums(acc, scratch, o + i, state_size(d))
+            add_32(these, d, numbers, first, last, i)
         if whole < d:
-            acc1 = load_sums(rows, 1, scratch, o + whole, state_size(d), decay)
-            for j in range(first, last + 1):
-                place = (j * d + whole) * unit
-                acc1 = add_term(
-                    kind, 1, acc1, scratch, weights + j, BLOCK, numbers, values + place,
-                    scales, scales_at, ahead + place,
-                )  # fmt: skip
-            store_sums(acc1, scratch, o + whole, state_size(d))
+            add_16(these, d, numbers, first, last, whole)
 
-    return values_to
+    return rows_on
 
 
 @cache
 def _rows_step(rows: int) -> Any:
     """The kernel that takes `rows` rows over a block."""
-    scores_f32, scores_f16, scores_int8 = (_scores_of(kind, rows, NUMBER_BYTES[kind]) for kind in KINDS)
-    values_f32, values_f16, values_int8 = (_values_to(kind, rows, NUMBER_BYTES[kind]) for kind in KINDS)
-    scores_converted, values_converted = _scores_of(KV_F32, rows, 1), _values_to(KV_F32, rows, 1)
+    on_f32, on_f16, on_int8 = (_rows_on(kind, rows, NUMBER_BYTES[kind]) for kind in (KV_F32, KV_F16, KV_INT8))
+    on_converted = _rows_on(KV_F32, rows, 1)
 
     @kernel
     def rows_step(pool, block, these, first, last):
-        """Scores → softmax → convex sum, over positions first … last of the block."""
-        scratch, q, w, o = these.scratch, these.queries, these.scores, these.states
-        d, half = pool.head_dim, pool.half
-        keys, values, ahead = block.at, block.at + half, block.ahead
-        k_scales = (keys + BLOCK * d) // 4
-        v_scales = k_scales + half // 4
+        d, half, at, ahead = pool.head_dim, pool.half, block.at, block.ahead
+        scales = (at + BLOCK * d) // 4
+        numbers = Numbers(pool.bytes, at, at + half, pool.floats, scales, scales + half // 4, ahead, ahead + half)
         if block.converted:
-            scores_converted(scratch, q, d, scratch, block.keys, scratch, 0, 0, w)
+            scratch = these.scratch
+            on_converted(these, d, Numbers(scratch, block.keys, block.values, scratch, 0, 0, 0, 0), first, last)
         elif pool.kind == KV_F32:
-            scores_f32(scratch, q, d, pool.bytes, keys, pool.floats, 0, ahead, w)
+            on_f32(these, d, numbers, first, last)
         elif pool.kind == KV_F16:
-            scores_f16(scratch, q, d, pool.bytes, keys, pool.floats, 0, ahead, w)
+            on_f16(these, d, numbers, first, last)
         else:
-            scores_int8(scratch, q, d, pool.bytes, keys, pool.floats, k_scales, ahead, w)
-        scale = np.float32(1) / np.sqrt(np.float32(d))
-        for r in range(rows):
-            soften(scratch, w + r * BLOCK, first, last, scale, o + r * state_size(d) + padded(d))
-        if block.converted:
-            values_converted(scratch, o, w, first, last, d, scratch, block.values, scratch, 0, 0)
-        elif pool.kind == KV_F32:
-            values_f32(scratch, o, w, first, last, d, pool.bytes, values, pool.floats, 0, ahead + half)
-        elif pool.kind == KV_F16:
-            values_f16(scratch, o, w, first, last, d, pool.bytes, values, pool.floats, 0, ahead + half)
-        else:
-            values_int8(scratch, o, w, first, last, d, pool.bytes, values, pool.floats, v_scales, ahead + half)
+            on_int8(these, d, numbers, first, last)
 
     return rows_step
 

@@ -26,14 +26,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import sys
-from typing import Any
 
 import numpy as np
-from numba.core import types
 from numpy.typing import NDArray
 
 from qkv.errors import ParameterError
-from qkv.kernels.memory import emitted, spread
+from qkv.kernels.memory import spread
 from qkv.kernels.simd import bf16_to_float, first_lane, half_to_float
 from qkv.kernels.sizes import (
     ALIGNMENT,
@@ -49,21 +47,13 @@ from qkv.kernels.sizes import (
     aligned,
     segments,
 )
-from qkv.kernels.values import Value, constant, f32x8, u16x8
+from qkv.kernels.values import f32x8, u16x8
 from qkv.runtime.jit import inlined, kernel
 
-
-@emitted(lambda: types.intp)
-def quant_bytes(fmt: int) -> Value:
-    """QUANT_BYTES of a format that is known at compile time."""
-    return constant(types.intp, QUANT_BYTES[fmt])
-
-
-# rows and columns as the model has them; blocks = ⌈rows/8⌉, groups = ⌈columns/32⌉; the rest are byte offsets in the
-# arena (scales and minimums 0 where the format has none).
-MATRIX = np.dtype(
-    [(name, np.int64) for name in ("format", "rows", "columns", "blocks", "groups", "quants", "scales", "minimums")]
-)
+# rows and columns as the model has them; blocks = ⌈rows/8⌉, groups = ⌈columns/32⌉; block_bytes is the size of a
+# block's quants; the rest are byte offsets in the arena (scales and minimums 0 where the format has none).
+_FIELDS = ("format", "rows", "columns", "blocks", "groups", "block_bytes", "quants", "scales", "minimums")
+MATRIX = np.dtype([(name, np.int64) for name in _FIELDS])
 
 
 def place(fmt: str, rows: int, columns: int, offset: int = 0) -> np.void:
@@ -71,15 +61,11 @@ def place(fmt: str, rows: int, columns: int, offset: int = 0) -> np.void:
     if offset % ALIGNMENT:
         raise ParameterError(f"offset: a matrix starts at a multiple of {ALIGNMENT} bytes, got {offset}")
     quants, scales, _ = (aligned(size) for size in segments(fmt, rows, columns))
-    kind = FORMATS[fmt]
-    record: Any = np.zeros((), MATRIX)
-    record["format"], record["rows"], record["columns"] = kind, rows, columns
-    record["blocks"], record["groups"] = -(-rows // ROWS), -(-columns // GROUP)
-    record["quants"] = offset
-    record["scales"] = offset + quants if kind >= INT8 else 0
-    record["minimums"] = offset + quants + scales if kind == INT4M else 0
-    scalar: np.void = record[()]
-    return scalar
+    kind, blocks, groups = FORMATS[fmt], -(-rows // ROWS), -(-columns // GROUP)
+    scales_at = offset + quants if kind >= INT8 else 0
+    minimums_at = offset + quants + scales if kind == INT4M else 0
+    fields = (kind, rows, columns, blocks, groups, groups * QUANT_BYTES[kind], offset, scales_at, minimums_at)
+    return np.array([fields], MATRIX)[0]
 
 
 def new_arena(size: int) -> NDArray[np.uint8]:

@@ -5,9 +5,9 @@ The unit of work is a block of 8 rows, one for each lane of a vector; threads ta
 tokens in tiles of a few at a time, so its weights come from memory once and stay in the nearest cache.
 
 Activations of int8 and int4 weights are themselves quantized, once per input: in groups of 32 to int8 with a float32
-scale (`quantize_groups`). The largest of a group, if it is alone in being large, keeps 16 bits: were the scale its own,
-the other 31 would lose theirs. (On SmolLM2 that is a tenth of the KL divergence from float32 activations.) With Q the
-weights' integers and X the activations':
+scale (`quantize_groups`). One number of a group may be much larger than the others, the outlier: it keeps 16 bits. A
+scale that fitted it would round the other 31 away. (On SmolLM2 the KL divergence from float32 activations is a tenth of
+what it is without.) With Q the weights' integers and X the activations':
 
     acc = fma(float(Σ Q·X), d · xs, acc)        groups in index order; for int4, Σ (Q-8)·X = Σ Q·X - 8·Σ X
     acc = fma(m, xs · ΣX, acc)                  then, where the format has a minimum
@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
-from qkv.kernels.formats import quant_bytes
 from qkv.kernels.isa import ISA
 from qkv.kernels.memory import load, store, store_lanes, zeros
 from qkv.kernels.panels import FEW_TOKENS, panel_product
@@ -43,7 +42,7 @@ from qkv.kernels.simd import (
     sum_lanes,
     where_not_zero,
 )
-from qkv.kernels.sizes import BF16, F32, FORMATS, GROUP, INT4, INT4M, INT8, ROWS, SCALE_BYTES
+from qkv.kernels.sizes import BF16, F32, FORMATS, GROUP, INT4, INT4M, INT8, QUANT_BYTES, ROWS, SCALE_BYTES
 from qkv.kernels.tiles import BIAS4, BIAS8, DENSE_STEP, INFO, OUTLIER, TOTAL, dense_step, group_step, store_tile
 from qkv.kernels.values import f32x8, i32x8
 from qkv.runtime.jit import inlined, kernel
@@ -51,8 +50,8 @@ from qkv.runtime.jit import inlined, kernel
 TOKEN_CHUNK = 64
 """Tokens that meet all of a range's blocks before the next tokens do: their activations stay in the second cache."""
 
-# Blocks × tokens of a tile: as many independent sums as the registers hold, since each waits for its predecessor. The
-# AVX2 form of the quantized products keeps more in registers than the VNNI form.
+# Blocks of a tile of four tokens. An addition waits for the one before it in the same sum, so a tile has as many sums
+# as the registers hold. Quantized products without VNNI need registers for other things too.
 _BLOCKS = {F32: 2, BF16: 2} | dict.fromkeys((INT8, INT4, INT4M), ISA.tile_blocks)
 
 
@@ -134,25 +133,18 @@ def matmul_for(formats: Iterable[str]) -> Callable[..., Any]:
     arena, matrix: the weights and their `MATRIX` record. ahead: the byte of the arena where the thread will read next.
     scratch: float32; scratch[scratch_at:] has room for a panel (`panels.panel_size`).
     """
-    names = frozenset(formats)
-    has_f32, has_bf16 = "f32" in names, "bf16" in names
-    has_int8, has_int4, has_int4m = "int8" in names, "int4" in names, "int4m" in names
-    f32_blocks, bf16_blocks, int8_blocks, int4_blocks, int4m_blocks = (_product(kind) for kind in FORMATS.values())
+    name, *others = sorted(formats)
+    fmt, product = FORMATS[name], _product(FORMATS[name])
+    if not others:
+        return product
+    product_of_others = matmul_for(tuple(others))
 
     @kernel
     def matmul(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at):
-        kind = matrix.format
-        # A branch on a constant: Numba removes the unused ones before it compiles what they call.
-        if has_f32 and kind == F32:
-            f32_blocks(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at)
-        if has_bf16 and kind == BF16:
-            bf16_blocks(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at)
-        if has_int8 and kind == INT8:
-            int8_blocks(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at)
-        if has_int4 and kind == INT4:
-            int4_blocks(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at)
-        if has_int4m and kind == INT4M:
-            int4m_blocks(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at)
+        if matrix.format == fmt:
+            product(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at)
+        else:
+            product_of_others(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at)
 
     return matmul
 
@@ -160,9 +152,10 @@ def matmul_for(formats: Iterable[str]) -> Callable[..., Any]:
 @cache
 def _product(fmt: int) -> Any:
     """The kernel for blocks of one format."""
-    dense = fmt in (F32, BF16)
-    tile = _dense_tile(fmt) if dense else _quantized_tile(fmt)
-    n_blocks = _BLOCKS[fmt]
+    dense, size, n_blocks = fmt in (F32, BF16), QUANT_BYTES[fmt], _BLOCKS[fmt]
+    four_tokens, two_tokens, one_token, one_block = (
+        _tile(fmt, blocks, tokens) for blocks, tokens in ((n_blocks, 4), (n_blocks, 2), (n_blocks, 1), (1, 1))
+    )
     many_tokens: Any = None if dense else panel_product(fmt)
 
     @inlined
@@ -170,6 +163,7 @@ def _product(fmt: int) -> Any:
     def product(arena, matrix, inputs, outputs, first, end, ahead, scratch, scratch_at):
         for chunk in range(0, inputs.tokens, TOKEN_CHUNK):
             chunk_end = min(chunk + TOKEN_CHUNK, inputs.tokens)
+            # `dense` is known when this is compiled; Numba leaves out what cannot happen.
             if not dense and chunk_end - chunk >= FEW_TOKENS:
                 many_tokens(arena, matrix, inputs, outputs, chunk, chunk_end, first, end, scratch, scratch_at)
                 continue
@@ -177,22 +171,18 @@ def _product(fmt: int) -> Any:
             while block < end:
                 wide = end - block >= n_blocks
                 next_block = block + (n_blocks if wide else 1)
-                soon = next_block * block_bytes(fmt, matrix) + matrix.quants if next_block < end else ahead
+                soon = matrix.quants + next_block * matrix.groups * size if next_block < end else ahead
                 token = chunk
                 while token < chunk_end:
                     left = chunk_end - token
                     if wide and left >= 4:
-                        acc = zeros(f32x8, n_blocks, 4)
-                        tile(acc, arena, matrix, block, inputs, token, outputs, soon)
+                        four_tokens(arena, matrix, block, inputs, token, outputs, soon)
                     elif wide and left >= 2:
-                        acc2 = zeros(f32x8, n_blocks, 2)
-                        tile(acc2, arena, matrix, block, inputs, token, outputs, soon)
+                        two_tokens(arena, matrix, block, inputs, token, outputs, soon)
                     elif wide:
-                        acc1 = zeros(f32x8, n_blocks, 1)
-                        tile(acc1, arena, matrix, block, inputs, token, outputs, soon)
+                        one_token(arena, matrix, block, inputs, token, outputs, soon)
                     else:
-                        acc11 = zeros(f32x8, 1, 1)
-                        tile(acc11, arena, matrix, block, inputs, token, outputs, soon)
+                        one_block(arena, matrix, block, inputs, token, outputs, soon)
                     token += 1 if not wide or left < 2 else 2 if left < 4 else 4
                 block = next_block
 
@@ -200,59 +190,33 @@ def _product(fmt: int) -> Any:
 
 
 @kernel
-def block_bytes(fmt, matrix):
-    """Bytes of the quants of a block of 8 rows."""
-    return matrix.groups * quant_bytes(fmt)
-
-
-@kernel
 def weights_at(matrix, block):
     """The byte of the arena where a matrix's quants of a block begin."""
-    kind = matrix.format
-    size = 0
-    if kind == F32:
-        size = block_bytes(F32, matrix)
-    elif kind == BF16:
-        size = block_bytes(BF16, matrix)
-    elif kind == INT8:
-        size = block_bytes(INT8, matrix)
-    else:
-        size = block_bytes(INT4, matrix)
-    return matrix.quants + block * size
+    return matrix.quants + block * matrix.block_bytes
 
 
-def _quantized_tile(fmt: int) -> Any:
+def _tile(fmt: int, blocks: int, tokens: int) -> Any:
+    """The kernel for all columns, in order, of so many blocks of one format, times so many tokens."""
+    dense, size = fmt in (F32, BF16), QUANT_BYTES[fmt]
+
     @inlined
     @kernel
-    def tile(acc, arena, matrix, block, inputs, token, outputs, soon):
-        """All groups of a tile of the size of `acc`, in index order."""
-        groups, size = matrix.groups, quant_bytes(fmt)
-        quants = matrix.quants + block * groups * size
-        scales = matrix.scales + block * groups * SCALE_BYTES
-        minimums = matrix.minimums + block * groups * SCALE_BYTES
-        for g in range(groups):
-            acc = group_step(
-                fmt, acc, arena, quants + g * size, scales + g * SCALE_BYTES, minimums + g * SCALE_BYTES,
-                inputs.xq, inputs.xs, inputs.xinfo, token * groups + g, groups, soon + g * len(acc) * size,
-            )  # fmt: skip
-        at = outputs.at + token * outputs.stride + block * ROWS
-        store_tile(acc, outputs.numbers, at, outputs.stride, matrix.rows - block * ROWS)
-
-    return tile
-
-
-def _dense_tile(fmt: int) -> Any:
-    @inlined
-    @kernel
-    def tile(acc, arena, matrix, block, inputs, token, outputs, soon):
-        """All columns of a tile of the size of `acc`, in index order."""
-        groups, size = matrix.groups, quant_bytes(fmt) // GROUP
-        quants = matrix.quants + block * groups * GROUP * size
-        x_at = inputs.x_at + token * groups * GROUP
-        for k in range(0, groups * GROUP, DENSE_STEP):
-            acc = dense_step(
-                fmt, acc, arena, quants + k * size, inputs.x, x_at + k, groups, soon + k * len(acc) * size
-            )  # fmt: skip
+    def tile(arena, matrix, block, inputs, token, outputs, soon):
+        acc = zeros(f32x8, blocks, tokens)
+        groups, quants = matrix.groups, matrix.quants + block * matrix.groups * size
+        if dense:
+            x_at = inputs.x_at + token * groups * GROUP
+            for k in range(0, groups * GROUP, DENSE_STEP):
+                at = k * (size // GROUP)
+                acc = dense_step(fmt, acc, arena, quants + at, inputs.x, x_at + k, groups, soon + at * blocks)
+        else:
+            scales = matrix.scales + block * groups * SCALE_BYTES
+            minimums = matrix.minimums + block * groups * SCALE_BYTES
+            for g in range(groups):
+                acc = group_step(
+                    fmt, acc, arena, quants + g * size, scales + g * SCALE_BYTES, minimums + g * SCALE_BYTES,
+                    inputs.xq, inputs.xs, inputs.xinfo, token * groups + g, groups, soon + g * blocks * size,
+                )  # fmt: skip
         at = outputs.at + token * outputs.stride + block * ROWS
         store_tile(acc, outputs.numbers, at, outputs.stride, matrix.rows - block * ROWS)
 

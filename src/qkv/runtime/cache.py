@@ -24,7 +24,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding
 import numba
-from numba.core.caching import CompileResultCacheImpl, _Cache
+from numba.core.caching import CompileResultCacheImpl, NullCache
 from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 
@@ -61,7 +61,7 @@ def host_cpu() -> tuple[str, str]:
 def fingerprint() -> str:
     """Names everything that compiled kernels depend on: their sources, SIMD mode, CPU, Python, Numba and LLVM."""
     parts = [*host_cpu(), sys.platform, sys.implementation.cache_tag or sys.version, numba.__version__]
-    parts += [llvmlite.__version__, os.environ.get("QKV_SIMD", "")]
+    parts += [llvmlite.__version__, os.environ.get("QKV_SIMD", ""), os.environ.get("QKV_PLAIN_NUMBA", "")]
     parts += [f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("NUMBA_") and k not in _IRRELEVANT]
     digest = hashlib.sha256("\0".join(parts).encode())
     rooms = [path for room in ("runtime", "kernels") for path in sorted((_PACKAGE / room).rglob("*.py"))]
@@ -72,25 +72,22 @@ def fingerprint() -> str:
     return digest.hexdigest()[:20]
 
 
-_directory: Path | None = None
-_searched = False
+_used: Path | None = None
 
 
 def directory() -> Path | None:
     """The writable folder for this version's kernels, created if needed; None if the machine has no place for one."""
-    global _directory, _searched
-    if not _searched:
-        _directory = _find_directory()
-        _searched = True
-    return _directory
+    return _used or _find_directory()
 
 
 def use_directory(path: Path | None) -> None:
     """Keep kernels in `path` from now on, or look for the place again if it is None (tests, the compiling child)."""
-    global _directory, _searched
-    _directory, _searched = path, path is not None
+    global _used
+    _used = path
+    _find_directory.cache_clear()
 
 
+@functools.cache
 def _find_directory() -> Path | None:
     chosen = settings.cache_dir() / "kernels" / fingerprint()
     if _is_usable(chosen):
@@ -156,31 +153,12 @@ class _Format(CompileResultCacheImpl):
         self._lineno = function.__code__.co_firstlineno
 
 
-class KernelCache(_Cache):
+class KernelCache(NullCache):
     """The compiled signatures of one kernel on disk. A file that is missing, damaged or unreadable is a miss."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._format: Any = _Format(function)
-        self._enabled = True
-
-    @property
-    def cache_path(self) -> str | None:
-        where = directory()
-        return None if where is None else str(where)
-
-    def enable(self) -> None:
-        self._enabled = True
-
-    def disable(self) -> None:
-        self._enabled = False
-
-    def flush(self) -> None:
-        """Forget every stored signature of this kernel."""
-        where = directory()
-        if where is not None:
-            for path in where.glob(f"{self._stem()}-*.nbc"):
-                path.unlink(missing_ok=True)
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """The compiled function for `signature`, or None."""
@@ -216,7 +194,7 @@ class KernelCache(_Cache):
     def _path(self, signature: Any, codegen: Any) -> Path | None:
         where = directory()
         key = key_of(self._function)
-        if not self._enabled or where is None or key is None:
+        if where is None or key is None:
             return None
         digest = hashlib.sha256(f"{key}\0{signature}\0{codegen.magic_tuple()}".encode()).hexdigest()[:20]
         return where / f"{self._stem()}-{digest}.nbc"
