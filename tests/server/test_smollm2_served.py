@@ -34,7 +34,7 @@ def test_verify_finds_a_difference(smol, capsys, monkeypatch):
     """A server that answers differently when its cache helps is found out."""
     from qkv.server import chat
 
-    whole = chat.Reply.whole
+    whole = chat.ChatReply.whole
 
     async def changed(self):
         body = await whole(self)
@@ -42,7 +42,7 @@ def test_verify_finds_a_difference(smol, capsys, monkeypatch):
             body["choices"][0]["logprobs"]["content"][-1]["logprob"] += 1e-9
         return body
 
-    monkeypatch.setattr(chat.Reply, "whole", changed)
+    monkeypatch.setattr(chat.ChatReply, "whole", changed)
     with running(smol) as server:
         assert execute(["verify", "--url", server.url, "--max-tokens", "4"]) == 1
     assert "differ" in capsys.readouterr().out
