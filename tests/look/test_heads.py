@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,6 +69,18 @@ def test_silencing_the_induction_heads_destroys_copying(llm, look, repeated):
     assert copied([]) > -4
     assert copied(others) > -4
     assert copied(best) < -9  # a token out of e^9 = 8,000: random ones are of 39,000
+
+
+def test_the_readmes_example_runs_and_shows_an_induction_head(smollm2):
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    code = next(block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "llm.look(" in block)
+    run = code.replace('LLM("smollm2")', f"LLM({str(smollm2)!r})").replace(", edit=edit)", ", LITTLE, edit=edit)")
+    run = f"import qkv\nLITTLE = qkv.SamplingParams(max_tokens=4)\n{run}"
+    result = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    kinds, links = result.stdout.splitlines()[:2]
+    assert "induction" in kinds
+    assert "mango" in links  # what came after "violet" before
 
 
 LONG = """

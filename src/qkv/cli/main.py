@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 import qkv
-from qkv.cli import bench, chat, cost, evaluate, explain, info, models, run, serve, terminal, verify, warmup
+from qkv.cli import bench, chat, cost, evaluate, explain, info, look, models, run, serve, terminal, verify, warmup
 from qkv.errors import QkvError
 
 DEFECT, INTERRUPTED, CLOSED = 70, 130, 141
@@ -66,6 +66,7 @@ app.command()(info.info)
 app.command()(cost.cost)
 app.command()(bench.bench)
 app.command()(explain.explain)
+app.command()(look.look)
 app.command("eval")(evaluate.evaluate)
 app.command()(models.rm)
 app.command()(warmup.warmup)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from qkv.errors import QkvError
 
@@ -40,10 +41,15 @@ def check_target(path: Path) -> None:
 
 def save(figure: Any, path: Path) -> None:
     """Write the figure as a PNG: completely or not at all. Raises QkvError."""
+    write_whole(path, lambda file: figure.savefig(file, format="png", dpi=144))
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Have `write` write a file: completely or not at all. Raises QkvError."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with unfinished.open("wb") as file:
-            figure.savefig(file, format="png", dpi=144)
+            write(file)
         unfinished.replace(path)
     except OSError as error:
         raise QkvError(f"{path} cannot be written: {error.strerror}") from None

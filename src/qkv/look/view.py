@@ -32,6 +32,12 @@ def overview(look: Look) -> str:
     return f"<table>{''.join(rows)}</table><p>{LEGEND}</p>"
 
 
+def page(look: Look) -> str:
+    """The overview as a page by itself."""
+    head = '<meta charset="utf-8"><title>Attention heads</title><style>:root { color-scheme: light dark }</style>'
+    return f"<!doctype html><html lang=en><head>{head}</head><body>{overview(look)}</body></html>"
+
+
 def _grey(share: float) -> str:
     level = round(255 * min(1.0, max(0.0, share)))
     return f"rgb({level},{level},{level})"
