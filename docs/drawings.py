@@ -514,3 +514,43 @@ def draw_outliers() -> Drawing:
         "double": round(100 * float(np.mean(ratios > 2))),
     }
     return plot, numbers
+
+
+@figure("batch", f"{MODEL}::_qwen3")
+def draw_batch() -> Drawing:
+    """What a token reads from memory when several sequences share a step."""
+    config = PRESETS["Qwen/Qwen3-0.6B"]
+    weights = config.parameter_count * 4.5 / 8
+    position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2  # keys and values, f16
+    batches = np.arange(1, 33)
+    read = {T: (weights / batches + T * position) / 1e6 for T in (128, 2048, 8192)}
+    plot, ax = axes()
+    for (T, megabytes), color in zip(read.items(), (BLUE, ORANGE, GREEN), strict=True):
+        ax.loglog(batches, megabytes, color=color, label=f"{T:,} positions each")
+    ax.set(xlabel="sequences in the step", ylabel="MB read for a token")
+    ax.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+    ax.legend()
+    ax.grid()
+    numbers = {
+        "weights": round(weights / 1e6),
+        **{f"one_{T}": round(float(read[T][0])) for T in read},
+        **{f"eight_{T}": round(float(read[T][7])) for T in read},
+    }
+    return plot, numbers
+
+
+@figure("drafts")
+def draw_drafts() -> Drawing:
+    """Tokens of a step against the chance of a guess."""
+    chance = np.linspace(0, 1, 201)
+    expected = {k: sum(chance**i for i in range(k + 1)) for k in (1, 3, 7)}
+    plot, ax = axes()
+    for (k, tokens), color in zip(expected.items(), (GREEN, BLUE, ORANGE), strict=True):
+        ax.plot(chance, tokens, color=color, label=f"{k} guess{'es' * (k > 1)}")
+    ax.set(xlabel="chance that a guess is right", ylabel="tokens of a step", xlim=(0, 1), ylim=(1, 8))
+    ax.legend()
+    ax.grid()
+    numbers = {
+        f"{name}_{k}": round(float(expected[k][at]), 1) for k in (3, 7) for name, at in (("half", 100), ("most", 180))
+    }
+    return plot, numbers

@@ -449,6 +449,19 @@ def test_numbers_of_the_shapes():
     # f16: two bytes; int8: one byte, and a float32 scale for 32 of them.
     assert n["f16"] == 2 * 28 * 8 * 128 * 2 and n["int8"] == 2 * 28 * 8 * (128 + 4 * 4)
     assert n["equal_f16"] == round(weights / n["f16"]) and n["full"] == round(n["f16"] * 40_960 / 1e9, 1)
+    for T in (128, 2048, 8192):
+        cache = 114_688 * T
+        alone, together = FIGURES["batch"]["numbers"][f"one_{T}"], FIGURES["batch"]["numbers"][f"eight_{T}"]
+        assert (alone, together) == (round((weights + cache) / 1e6), round((weights + 8 * cache) / 8e6))
+    assert FIGURES["batch"]["numbers"]["weights"] == round(weights / 1e6)
+
+
+def test_numbers_of_the_drafts():
+    """A step of k guesses gives j + 1 tokens when j are right and the next is wrong, k + 1 when all are right."""
+    for name, p in (("half", 0.5), ("most", 0.9)):
+        for k in (3, 7):
+            expected = sum((j + 1) * p**j * (1 - p) for j in range(k)) + (k + 1) * p**k
+            assert FIGURES["drafts"]["numbers"][f"{name}_{k}"] == round(expected, 1)
 
 
 def test_numbers_of_rope():
