@@ -18,7 +18,7 @@ from qkv.engine.request import Answer, Guide, Handle, Watcher
 from qkv.engine.sampling import Choice
 from qkv.errors import QkvError
 from qkv.text.answer.output import Delta, OutputPipeline
-from qkv.text.answer.tools import ToolCall, ToolCallDelta, collect
+from qkv.text.answer.tools import ToolCall
 
 if TYPE_CHECKING:
     from qkv.model.probe import Edits
@@ -73,8 +73,8 @@ class Chunk:
     thinking: str
     index: int = 0
     """Which of the n answers it belongs to."""
-    tool_calls: tuple[ToolCallDelta, ...] = ()
-    """What it adds to the tools' calls."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The calls that are complete with it."""
     logprobs: tuple[Choice, ...] = ()
     """The tokens that came since the answer's last chunk, if log-probabilities are asked for."""
 
@@ -137,7 +137,7 @@ class Writer:
             timings=timings,
             logprobs=answer.choices if params.logprobs else None,
             prompt_logprobs=answer.prompt_logprobs if params.prompt_logprobs and not self._index else None,
-            tool_calls=tuple(collect(call for delta in self._deltas for call in delta.tool_calls)),
+            tool_calls=tuple(call for delta in self._deltas for call in delta.tool_calls),
             stop_string=self._pipeline.stops.found,
         )
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from qkv.errors import ParameterError
 from qkv.text.answer.output import OutputPipeline
 from qkv.text.answer.thinking import ThinkingSplit
-from qkv.text.answer.tools import collect
 from qkv.text.constrain.guides import Guides
 from qkv.text.constrain.masks import ids_of
 from qkv.text.constrain.toolchoice import may_call
@@ -264,7 +263,7 @@ def calls_of(tokenizer, guides, choice, seed, *, prompt="<think>\n\n</think>\n\n
     else:
         raise AssertionError("no end")
     deltas.append(path.finish())
-    calls = collect(call for delta in deltas for call in delta.tool_calls)
+    calls = [call for delta in deltas for call in delta.tool_calls]
     assert path.finish_reason("stop") == "tool_calls"
     return calls, "".join(delta.content for delta in deltas)
 

