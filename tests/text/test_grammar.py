@@ -409,6 +409,10 @@ def test_hostile_grammars_are_refused_or_followed_and_end_nothing_else(tiny, kno
     assert sample(tiny, known_tiny, choices_grammar(["a"]), draw) == "a"
 
 
+def test_a_message_is_whole_where_it_names_a_marker(known_tiny):
+    refused(known_tiny, lark_grammar('start: <nosuch> "x"'), 'unknown special token: "<nosuch>"')
+
+
 def test_a_grammar_that_takes_too_long_is_given_up(known_tiny, monkeypatch):
     """And while it goes on, no other one is begun."""
     release = threading.Event()

@@ -139,7 +139,7 @@ def test_a_pattern_that_the_library_gives_up_on_is_an_error(load, capfd):
     with pytest.raises(ModelFileError, match=r"^tokenizer\.json: the tokenizer cannot encode a text \(.*retry-limit"):
         tokenizer.encode("a" * 50 + "b")
     with pytest.raises(ModelFileError, match="retry-limit"):
-        tokenizer.segments("a" * 50 + "b")
+        tokenizer.encode("a" * 50 + "b", markers=True)
 
 
 def test_a_huge_file_is_refused_unread(tmp_path, monkeypatch):

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, wait
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -31,23 +32,17 @@ _one_stack_size = threading.Lock()
 
 
 class Grammar:
-    """A prepared grammar. `start` begins to follow it; what it starts is independent of each other."""
-
-    def __init__(self, field: str, matcher: LLMatcher, vocabulary: GrammarVocabulary) -> None:
-        self._field, self._matcher, self._vocabulary = field, matcher, vocabulary
-
-    def start(self) -> Follower:
-        return Follower(self._field, self._matcher.deep_copy(), self._vocabulary)
-
-
-class Follower:
-    """One text as it follows a grammar. Raises QkvError where it cannot go on; then the answer has to end."""
+    """A text that follows a grammar. Raises QkvError where it cannot go on; then the answer has to end."""
 
     def __init__(self, field: str, matcher: LLMatcher, vocabulary: GrammarVocabulary) -> None:
         self._field, self._matcher, self._vocabulary = field, matcher, vocabulary
         self._mask = np.zeros(max(vocabulary.words, len(vocabulary.text)), np.uint32)
         self._at = (self._mask.ctypes.data, 4 * vocabulary.words)
         self._ended = False
+
+    def start(self) -> Grammar:
+        """Another text that follows the same grammar, from where this one is."""
+        return Grammar(self._field, self._matcher.deep_copy(), self._vocabulary)
 
     def allowed(self) -> Mask:
         """What may come next; end tokens if, and only if, the text may end here. Valid until the next call."""
@@ -95,7 +90,8 @@ class GrammarVocabulary:
         wrapped = _Wrapped(tokenizer, min((id for id in end_ids if id < tokenizer.vocab_size), default=None))
         self._tokenizer = LLTokenizer(wrapped)  # type: ignore[arg-type]  # it asks for attributes, not for a class
         self.words = -(-self._tokenizer.vocab_size // 32)
-        self._running: threading.Thread | None = None
+        self._running: Future[Any] = Future()
+        self._running.set_result(None)
         self._turn = threading.Lock()
 
     def prepare(self, field: str, source: str, fields: Mapping[int, str] = MappingProxyType({})) -> Grammar:
@@ -104,14 +100,12 @@ class GrammarVocabulary:
         fields: what to begin with instead where the fault is in one of these lines (the first is 1).
         """
         with self._turn:
-            if self._running is not None:
-                self._running.join(MAX_SECONDS)
-                if self._running.is_alive():
-                    raise ParameterError(f"{field}: another grammar is still being prepared; try again later")
-            grammar, self._running = _with_stack(lambda: self._compiled(field, source, fields))
-        if grammar is None:
-            raise ParameterError(f"{field}: takes more than {MAX_SECONDS:.0f} s to prepare; use a simpler one")
-        return grammar
+            if not wait([self._running], MAX_SECONDS).done:
+                raise ParameterError(f"{field}: another grammar is still being prepared; try again later")
+            self._running = _started(lambda: self._compiled(field, source, fields))
+            if not wait([self._running], MAX_SECONDS).done:
+                raise ParameterError(f"{field}: takes more than {MAX_SECONDS:.0f} s to prepare; use a simpler one")
+            return self._running.result()
 
     def _compiled(self, field: str, source: str, fields: Mapping[int, str]) -> Grammar:
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
@@ -132,9 +126,9 @@ class GrammarVocabulary:
         """Whether a text can begin, and go on: some grammars turn out to be impossible or too large only there."""
         first = ids_of(grammar.start().allowed() & self.text)
         for id in {*first[:1], *first[-1:]}:
-            follower = grammar.start()
-            follower.push(id)
-            follower.allowed()
+            text = grammar.start()
+            text.push(id)
+            text.allowed()
 
 
 class _Wrapped:
@@ -152,16 +146,15 @@ class _Wrapped:
         self.special_token_ids = sorted(tokenizer.marker_ids.values())
 
 
-def _with_stack(make: Callable[[], _T]) -> tuple[_T | None, threading.Thread | None]:
-    """The result of `make`, run on a large stack. (None, its thread) if that takes longer than MAX_SECONDS."""
-    results: list[_T] = []
-    errors: list[BaseException] = []
+def _started(make: Callable[[], _T]) -> Future[_T]:
+    """The future result of `make`, which begins to run on a large stack."""
+    future: Future[_T] = Future()
 
     def run() -> None:
         try:
-            results.append(make())
+            future.set_result(make())
         except BaseException as error:
-            errors.append(error)
+            future.set_exception(error)
 
     thread = threading.Thread(target=run, name="qkv-grammar", daemon=True)
     with _one_stack_size:
@@ -170,10 +163,7 @@ def _with_stack(make: Callable[[], _T]) -> tuple[_T | None, threading.Thread | N
             thread.start()
         finally:
             threading.stack_size(before)
-    thread.join(MAX_SECONDS)
-    if errors:
-        raise errors[0]
-    return (results[0], None) if results else (None, thread)
+    return future
 
 
 def _reason(message: str) -> str:
@@ -181,5 +171,5 @@ def _reason(message: str) -> str:
     if message.startswith("NoExtension"):
         return "nothing satisfies it"
     message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message)
-    first, *others = message.split("<")[0].splitlines() or [""]
+    first, *others = message.splitlines() or [""]
     return " ".join([first, *(line for line in others if line.startswith("error:"))])[:300].strip()

@@ -21,7 +21,7 @@ from qkv.text.constrain.toolchoice import ToolChoice, Tools, chosen_tools, stric
 from qkv.text.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from qkv.text.constrain.grammar import Follower, Grammar, GrammarVocabulary
+    from qkv.text.constrain.grammar import Grammar, GrammarVocabulary
 
 _GRAMMARS: dict[str, Callable[[Any], str]] = {
     "json_schema": schema_grammar,
@@ -170,7 +170,7 @@ class AnswerGuide:
         self,
         split: ThinkingSplit,
         budget: int | None,
-        follower: Follower | None,
+        follower: Grammar | None,
         masks: _Masks,
         calls: Calls | None = None,
     ) -> None:

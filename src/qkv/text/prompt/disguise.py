@@ -33,7 +33,7 @@ class Disguise:
             raise ParameterError("messages: use too many markers and too many rare characters to keep them apart")
         hidden = {marker: char for char, marker in self._shown.items()}
         control = {marker: char for marker, char in hidden.items() if found[marker] in tokenizer.special_ids}
-        self._hidden, self._control = _Replacer(hidden), _Replacer(control)
+        self._hidden, self._control, self._revealed = _Replacer(hidden), _Replacer(control), _Replacer(self._shown)
 
     @property
     def stand_ins(self) -> frozenset[str]:
@@ -53,7 +53,7 @@ class Disguise:
 
     def reveal(self, text: str) -> str:
         """`text` with the markers' own text back in place."""
-        return text.translate({ord(char): marker for char, marker in self._shown.items()}) if self._shown else text
+        return self._revealed(text)
 
     def _hide(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -22,7 +22,7 @@ import tokenizers
 from qkv.errors import ModelFileError, ParameterError
 from qkv.text.tokens.gguf_vocabulary import read_gguf_vocabulary
 from qkv.text.tokens.tokenizer_json import read_tokenizer_json
-from qkv.text.tokens.tokenizers_library import Vocabulary, after_text, library_errors, without_markers
+from qkv.text.tokens.tokenizers_library import Vocabulary, after_text, library_errors, only_markers, without_markers
 
 LONG_TEXT = 10_000
 """Characters from which on a text is encoded as a batch: other Python threads then run meanwhile. (It starts the
@@ -55,6 +55,7 @@ class Tokenizer:
         # The same splitting rules and merges without the added tokens: their text is ordinary text here.
         self._plain = without_markers(full, frozenset())
         self._inner = after_text(self._plain)
+        self._finder = only_markers(full)
         unknown = full.model.unk_token
         self._never_plain = frozenset(id for id, text in self._marker_text.items() if text != unknown)
         self._ids = full.get_vocab(with_added_tokens=True)
@@ -174,20 +175,11 @@ class Tokenizer:
         """(id, start, end) of each marker in `text`."""
         with self._encoding_errors(text):
             if len(text) < LONG_TEXT:
-                encoding = self._full.encode(text, add_special_tokens=False)
+                found = self._finder.encode(text)
             else:
-                (encoding,) = self._full.encode_batch([text], add_special_tokens=False)
-        spans = []
-        for at, id in enumerate(encoding.ids):
-            if id in self._marker_text and (span := encoding.token_to_chars(at)) is not None:
-                start, stop = span
-                if self._is_marker(id, text[start:stop]):
-                    spans.append((id, start, stop))
-        return spans
-
-    def _is_marker(self, id: int, written: str) -> bool:
-        # The unknown token can also stand for characters that have no token.
-        return id in self._never_plain or (id in self._marker_text and written.strip() == self._marker_text[id])
+                (found,) = self._finder.encode_batch([text])
+        ids = [self.marker_ids[str(self._finder.id_to_token(id))] for id in found.ids]
+        return [(id, *span) for id, span in zip(ids, found.offsets, strict=True)]
 
     def _encode(self, tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
         with self._encoding_errors(text):

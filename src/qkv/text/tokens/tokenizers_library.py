@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
+from tokenizers import models
 
 from qkv.errors import ModelFileError
 from qkv.text.tokens.token_bytes import Spelling
@@ -72,6 +73,13 @@ def without_markers(full: tokenizers.Tokenizer, unreachable: Collection[int]) ->
         model["merges"] = [[a, b] for a, b in pairs if a in known and b in known and a + b in known]
         return tokenizers.Tokenizer.from_str(json.dumps(spec | {"added_tokens": [], "post_processor": None}))
     return tokenizer_of(full.model, full.normalizer, full.pre_tokenizer)
+
+
+def only_markers(full: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The added tokens alone: it finds them where `full` does, and has no token for any other text."""
+    finder = tokenizer_of(models.BPE(vocab={}, merges=[]), full.normalizer, None)
+    finder.add_tokens([token for _, token in sorted(full.get_added_tokens_decoder().items())])
+    return finder
 
 
 def after_text(plain: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
