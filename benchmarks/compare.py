@@ -88,7 +88,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
         add(kind.option, metavar="PYTHON", help=f"a Python that has {kind.package} (or set {kind.variable})")
     add("--also-qkv", metavar="SRC", help="the src folder of another checkout: measured beside this one")
     add("--out", type=Path, default=Path("build/bench"), metavar="FOLDER", help="for the plot (default: %(default)s)")
-    add("--write-readme", action="store_true", help="put the results of this run into README.md's table")
+    add("--write-readme", action="store_true", help="put this run's results into the table of both READMEs")
     chosen = parser.parse_args(arguments)
     chosen.rounds = chosen.rounds or (3 if chosen.quick else 5)
     chosen.only = chosen.only or (["speed"] if chosen.quick else list(SECTIONS))

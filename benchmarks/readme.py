@@ -1,8 +1,9 @@
-"""The table of README.md, from what was just measured."""
+"""The table of README.md and of its Chinese page, from what was just measured."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +13,40 @@ from benchmarks.report import Row
 from benchmarks.workers import ROOT
 from qkv.errors import QkvError
 
-README = ROOT / "README.md"
+READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 BEGIN, END = "<!-- speed: written by python -m benchmarks.compare --write-readme -->", "<!-- end of speed -->"
 KINDS = {"decode": "decode at {}", "prefill": "prefill of {}", "batch": "{} sequences at 128, total"}
 
 
-def update(rows: list[Row], about: dict[str, Any], threads: int, peers: list[Peer], path: Path = README) -> str:
-    """Replace what is between the markers; a line for people. Raises QkvError, and then changes nothing."""
+def update(
+    rows: list[Row], about: dict[str, Any], threads: int, peers: list[Peer], paths: Sequence[Path] = READMES
+) -> str:
+    """Replace what is between the markers of each file; a line for people.
+
+    Raises QkvError. No file changes if one of them has no markers.
+    """
+    table = block(rows, about, threads, peers)
+    texts = {path: _with_table(path, table) for path in paths}
+    for path, text in texts.items():
+        part = path.with_name(path.name + ".part")
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            raise QkvError(f"{path} cannot be written: {error.strerror}") from None
+    return f"written into {' and '.join(map(str, paths))}"
+
+
+def _with_table(path: Path, table: str) -> str:
+    """A file's text with this table between its markers."""
     try:
         before, found, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-        _, ended, after = rest.partition(END)
-        if not (found and ended):
-            raise QkvError(f"{path} has no lines {BEGIN} and {END}")
-        part = path.with_name(path.name + ".part")
-        part.write_text(f"{before}{BEGIN}\n{block(rows, about, threads, peers)}{END}{after}", encoding="utf-8")
-        part.replace(path)
     except OSError as error:
-        raise QkvError(f"{path} cannot be written: {error.strerror}") from None
-    return f"written into {path}"
+        raise QkvError(f"{path} cannot be read: {error.strerror}") from None
+    _, ended, after = rest.partition(END)
+    if not (found and ended):
+        raise QkvError(f"{path} has no lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{table}{END}{after}"
 
 
 def block(rows: list[Row], about: dict[str, Any], threads: int, peers: list[Peer]) -> str:

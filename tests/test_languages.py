@@ -1,31 +1,32 @@
-"""Both languages of the book are whole: each page has its other page, and only the prose between the parts differs."""
+"""README and the book in both languages: each page has its other page, and only the prose between the parts differs."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-ENGLISH = sorted(page for page in DOCS.glob("*.md") if page.name == "index.md" or re.match(r"\d\d-", page.name))
-CHINESE = {page: DOCS / "zh" / page.name for page in ENGLISH}
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+BOOK = sorted(page for page in DOCS.glob("*.md") if page.name == "index.md" or re.match(r"\d\d-", page.name))
+CHINESE = {ROOT / "README.md": ROOT / "README.zh-CN.md"} | {page: DOCS / "zh" / page.name for page in BOOK}
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-CAPTION = re.compile(r"!\[.*\]\((figures/.*|\.\./figures/.*)\)\n\n\*.*\*$", re.MULTILINE)
+FIGURE = re.compile(r"^!\[.*\]\((.*)\)\n\n\*.*\*$", re.MULTILINE)
+COMMENT = re.compile(r" +# .*")
 
 
 def parts(page: Path, text: str) -> dict[str, list[str]]:
-    """What must not depend on the language. Formulas without a language may hold words, so only their number counts."""
+    """What must not depend on the language: all but prose, the words in formulas, and comments behind commands."""
     fences = FENCE.findall(text)
-    prose = re.sub(
-        r"^(<!-- figure: .*\n)!\[.*\]\((.*)\)\n\n\*.*\*$", r"\1[figure](\2)", FENCE.sub("", text), flags=re.M
-    )
+    prose = FIGURE.sub(r"[figure](\1)", FENCE.sub("", text))
     without_links = re.sub(r"\]\(.*?\)", "]", prose)
     return {
-        "code": [body for language, body in fences if language],
-        "fences": [language for language, _ in fences],
+        "code": [COMMENT.sub("", body) if kind == "console" else body for kind, body in fences if kind],
+        "fences": [kind for kind, _ in fences],
         "includes and figures": re.findall(r"<!-- .*? -->", text),
         "headings": re.findall(r"^#+ ", prose, re.MULTILINE),
         "tables": [str(row.count("|")) for row in re.findall(r"^\|.*\|$", prose, re.MULTILINE)],
@@ -51,11 +52,11 @@ def differences(english: Path, text: str) -> list[str]:
 
 
 def test_no_page_is_without_its_other_page():
-    assert len(ENGLISH) > 10
-    assert {page.name for page in (DOCS / "zh").glob("*.md")} == {page.name for page in ENGLISH}
+    assert len(BOOK) > 10
+    assert {page.name for page in (DOCS / "zh").glob("*.md")} == {page.name for page in BOOK}
 
 
-@pytest.mark.parametrize("english", ENGLISH, ids=lambda page: page.name)
+@pytest.mark.parametrize("english", CHINESE, ids=lambda page: page.name)
 def test_the_chinese_page_has_the_parts_of_the_english_one(english):
     text = CHINESE[english].read_text(encoding="utf-8")
     assert differences(english, text) == []
@@ -89,14 +90,15 @@ def test_a_table_that_lacks_a_row_is_noticed():
     assert differences(english, re.sub(r"^\| 6 .*\n", "", text, flags=re.MULTILINE)) == ["tables", "links"]
 
 
-@pytest.mark.parametrize("english", ENGLISH, ids=lambda page: page.name)
+@pytest.mark.parametrize("english", CHINESE, ids=lambda page: page.name)
 def test_readers_find_the_other_language_at_the_top_and_stay_in_theirs(english):
     chinese = CHINESE[english]
-    assert english.read_text(encoding="utf-8").splitlines()[2] == f"[中文](zh/{english.name})"
+    title, empty, other, *_ = english.read_text(encoding="utf-8").splitlines()
+    assert title.startswith("# ") and empty == "" and other == f"[中文]({os.path.relpath(chinese, english.parent)})"
     title, empty, other, *rest = chinese.read_text(encoding="utf-8").splitlines()
-    assert title.startswith("# ") and empty == "" and other == f"[English](../{english.name})"
+    assert title.startswith("# ") and empty == "" and other == f"[English]({os.path.relpath(english, chinese.parent)})"
     targets = re.findall(r"\]\(([^)#]+)", "\n".join(rest))
-    assert [target for target in targets if (chinese.parent / target).resolve() in ENGLISH] == []
+    assert [target for target in targets if (chinese.parent / target).resolve() in CHINESE] == []
 
 
 def test_both_captions_of_a_figure_have_the_same_numbers():
@@ -108,8 +110,7 @@ def test_both_captions_of_a_figure_have_the_same_numbers():
 
 
 def test_the_site_lists_every_page_in_both_languages():
-    listed = re.findall(
-        r"^ +- .*?([\w/-]+\.md)$", (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    for english, chinese in CHINESE.items():
-        assert listed.count(english.name) == listed.count(f"zh/{chinese.name}") == 1, english.name
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = re.findall(r"^ +- .*?([\w/-]+\.md)$", site, re.MULTILINE)
+    for page in BOOK:
+        assert listed.count(page.name) == listed.count(f"zh/{page.name}") == 1, page.name

@@ -1,8 +1,9 @@
-"""Rows: ratios, bars, fractions, and what the table, the plot, README.md and the JSON say about them."""
+"""Rows: ratios, bars, fractions, and what the table, the plot, the READMEs and the JSON say about them."""
 
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from scripted_workers import Scripted
@@ -161,7 +162,7 @@ def test_the_readme_gets_a_table_between_its_markers(tmp_path):
     path = tmp_path / "README.md"
     path.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n", encoding="utf-8")
     rows = decode() + decode(2048)
-    readme.update(rows, ABOUT, 2, PEERS, path)
+    assert readme.update(rows, ABOUT, 2, PEERS, [path]) == f"written into {path}"
     once = path.read_text(encoding="utf-8")
     assert once.startswith(f"before\n{readme.BEGIN}\n") and once.endswith(f"{readme.END}\nafter\n")
     assert "old" not in once
@@ -170,19 +171,29 @@ def test_the_readme_gets_a_table_between_its_markers(tmp_path):
     assert "| decode at 2,048, int8 cache | 160 | 50.0 | 3.2× |" in once
     assert "decode at 128, int8" not in once
     assert "A processor, 2 threads, 2030-01-02: qkv 1.2.3 beside llama.cpp (llama_cpp 9)." in once
-    readme.update(rows, ABOUT, 2, PEERS, path)
+    readme.update(rows, ABOUT, 2, PEERS, [path])
     assert path.read_text(encoding="utf-8") == once
     assert [file.name for file in tmp_path.iterdir()] == ["README.md"]
 
 
-def test_a_readme_without_markers_stays_as_it_is(tmp_path):
-    path = tmp_path / "README.md"
-    path.write_text(f"no end\n{readme.BEGIN}\n", encoding="utf-8")
-    with pytest.raises(QkvError, match="has no lines"):
-        readme.update(decode(), ABOUT, 2, PEERS, path)
-    assert path.read_text(encoding="utf-8") == f"no end\n{readme.BEGIN}\n"
+def test_without_markers_in_both_readmes_neither_changes(tmp_path):
+    paths = [tmp_path / "README.md", tmp_path / "README.zh-CN.md"]
+    texts = [f"{readme.BEGIN}\nold\n{readme.END}\n", f"no end\n{readme.BEGIN}\n"]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(QkvError, match=r"README\.zh-CN\.md has no lines"):
+        readme.update(decode(), ABOUT, 2, PEERS, paths)
+    assert [path.read_text(encoding="utf-8") for path in paths] == texts
+    paths[1].unlink()
+    with pytest.raises(QkvError, match=r"README\.zh-CN\.md cannot be read"):
+        readme.update(decode(), ABOUT, 2, PEERS, paths)
+    assert [file.name for file in tmp_path.iterdir()] == ["README.md"]
 
 
-def test_the_projects_readme_has_the_markers():
-    text = readme.README.read_text(encoding="utf-8")
-    assert text.count(readme.BEGIN) == text.count(readme.END) == 1
+def test_the_projects_readmes_have_the_markers_and_the_same_table():
+    tables = set()
+    for path in readme.READMES:
+        before, table, after = re.split(f"{re.escape(readme.BEGIN)}|{re.escape(readme.END)}", path.read_text("utf-8"))
+        tables.add(table)
+        assert before and after
+    assert len(tables) == 1

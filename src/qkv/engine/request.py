@@ -53,7 +53,10 @@ class Watcher(Protocol):
     layers: Sequence[int]
 
     def take(self, first: int, tapped: Tapped) -> None:
-        """What the tokens from position `first` on had. They come again when the answer had to give its cache up."""
+        """What the tokens from position `first` on had, valid during the call.
+
+        Positions come again when the answer had to give its cache up meanwhile.
+        """
 
 
 @dataclass(eq=False)
