@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "completion": {"engine", "text", "model"},
     "batch": {"completion", "engine"},
     "opened": {"engine", "text", "weights", "model", "runtime"},
-    "look": {"model", "kernels"},
+    "look": {"model", "kernels", "runtime"},
     "llm": {"opened", "batch", "completion", "look", "engine", "text", "weights", "model", "kernels", "runtime"},
     "server": {"llm", "engine", "text"},
     "cli": {"server", "llm", "look", "opened", "explain", "measure", "engine", "text", "weights"}

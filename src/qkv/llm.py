@@ -273,7 +273,7 @@ class LLM:
             raise ParameterError(f"{next(iter(options))} is for conversations; the prompt is a text")
         make: Any = self._chat_request if is_chat else self._prompt_request
         request = make(prompt, params, edit=edit, **options)
-        recorder = Recorder(chosen_layers, chosen_heads, len(request.prompt_ids) + generate)
+        recorder = Recorder(chosen_layers, chosen_heads, min(self.context, len(request.prompt_ids) + generate))
         completion = Requests([replace(request, watcher=recorder)]).run()[0]
         ids = [*request.prompt_ids, *completion.token_ids][: recorder.length]
         tokens = [self.tokenizer.token_bytes(id).decode("utf-8", "backslashreplace") for id in ids]

@@ -11,8 +11,7 @@ import tinyllm
 from decoders import QuantizedReference, dequantized, packed
 from hooked import Hooked
 from qkv import SamplingParams
-from qkv.engine.scheduler import WATCHED_TOKENS
-from qkv.errors import ContextLengthError, ParameterError
+from qkv.errors import ContextLengthError, ParameterError, QkvError
 from tinyllm import HELLO, opened, write_model
 
 IDS = [(7 * i * i + 3) % 250 for i in range(45)]
@@ -151,7 +150,7 @@ def test_a_look_at_a_known_prompt_has_all_its_positions_and_leaves_them_to_other
 
 
 def test_prompts_longer_than_a_step_and_answers_that_wait_give_the_same(folder):
-    ids = [(3 * i * i) % 250 for i in range(WATCHED_TOKENS + 70)]
+    ids = [(3 * i * i) % 250 for i in range(190)]
     with opened(folder, context=512) as llm:
         free = llm.look(ids)
     config = llm.config
@@ -275,6 +274,16 @@ def test_bad_input_is_one_line(llm, prompt, options, message):
 def test_too_long_a_prompt(llm):
     with pytest.raises(ContextLengthError, match="prompt has 300 tokens and the context holds 256"):
         llm.look([5] * 300)
+
+
+def test_a_look_larger_than_memory(llm, monkeypatch):
+    monkeypatch.setattr("qkv.look.recorder.free_memory", lambda: 1000)
+    message = (
+        r"^a look at 60 tokens takes 0.0 GB more and 0.0 GB are free: choose fewer layers or heads, or a shorter text$"
+    )
+    with pytest.raises(QkvError, match=message):
+        llm.look(IDS, generate=15)
+    assert len(llm.look(IDS)) == 45
 
 
 @pytest.mark.parametrize("name", ["blocks.2.attn.hook_z", "blocks.0.hook_z", "hook_embed", "blocks.0.attn.hook_q", 7])

@@ -53,10 +53,7 @@ class Watcher(Protocol):
     layers: Sequence[int]
 
     def take(self, first: int, tapped: Tapped) -> None:
-        """What the tokens from position `first` on had, valid during the call.
-
-        Positions come again when the answer had to give its cache up meanwhile.
-        """
+        """What the tokens from position `first` on had. They come again when the answer had to give its cache up."""
 
 
 @dataclass(eq=False)

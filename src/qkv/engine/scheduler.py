@@ -26,8 +26,6 @@ FEWEST_TOKENS = 16
 """… but it takes so many tokens of a prompt even on the slowest machine."""
 FIRST_GUESS = 64
 """How many tokens a step of that length takes, before there was one."""
-WATCHED_TOKENS = 128
-"""The most tokens of a prompt that are looked into in one step: the numbers copied from it are still in the caches."""
 MOST_RUNNING = 64
 MOST_GUESSING = 12
 """No drafts make a step longer than so many tokens. The more answers share a step, the more a token adds to its time:
@@ -181,8 +179,7 @@ class Scheduler:
         """How many tokens of its text to run now; a piece ends with a block where it can."""
         cache = answer.cache
         room = (len(cache.blocks) + self.pool.free) * BLOCK - cache.length
-        most = left if answer.watcher is None else min(left, WATCHED_TOKENS)
-        count = min(answer.remaining, most, room, rows if answer.reads_its_prompt else left)
+        count = min(answer.remaining, left, room, rows if answer.reads_its_prompt else left)
         end = cache.length + count
         if count < answer.remaining and end // BLOCK * BLOCK > cache.length:
             count = end // BLOCK * BLOCK - cache.length

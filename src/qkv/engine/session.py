@@ -36,10 +36,7 @@ class StepRunner(Protocol):
         """The id of the largest logit of each of the last step's rows, the lowest of equals; -1: one is not finite."""
 
     def tapped(self, feeds: Sequence[Feed], number: int) -> Tapped:
-        """What the layers in `taps` of a feed had: of the last step's feeds the one of this number.
-
-        The next step may overwrite it.
-        """
+        """What the layers in `taps` of a feed had: of the last step's feeds the one of this number."""
 
     def abort(self) -> None:
         """Make a step that is running in another thread raise `StepAbortedError` soon."""

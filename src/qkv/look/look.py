@@ -73,19 +73,19 @@ class Look:
 
     def q(self, layer: int, head: int | None = None) -> Array:
         """Queries, normed and rotated: [T, H, d] or [T, d]."""
-        return self._of(self._layer(layer).q, head)
+        return self._of(self._part("q", layer), head)
 
     def k(self, layer: int, head: int | None = None) -> Array:
         """Keys as the cache holds them: [T, H_kv, d], or [T, d], those that a query head reads."""
-        return self._shared(self._layer(layer).k, head)
+        return self._shared(self._part("k", layer), head)
 
     def v(self, layer: int, head: int | None = None) -> Array:
         """Values as the cache holds them: [T, H_kv, d], or [T, d], those that a query head reads."""
-        return self._shared(self._layer(layer).v, head)
+        return self._shared(self._part("v", layer), head)
 
     def z(self, layer: int, head: int | None = None) -> Array:
         """What attention gave, Σ_j A_ij v_j, with edits made: [T, H, d] or [T, d]."""
-        return self._of(self._layer(layer).z, head)
+        return self._of(self._part("z", layer), head)
 
     def resid_pre(self, layer: int) -> Array:
         """The residual stream before a layer: [T, hidden]."""
@@ -180,8 +180,8 @@ class Look:
             raise ParameterError(f"layer {number} was not looked at; these were: {shown(list(self.layers))}")
         return number
 
-    def _layer(self, layer: int) -> Any:
-        return self._recorder.attention(self._number(layer))
+    def _part(self, name: str, layer: int) -> Array:
+        return self._recorder.attention(name, self._number(layer))
 
     def _head(self, head: int) -> int:
         number = names.in_range("head", head, self._readout.config.num_attention_heads)

@@ -90,7 +90,6 @@ class CompiledDecoder:
         self._formats, self._threads = weights.formats, threads
         self._probe, self._tap_rows = new_probe(), list[range]()
         self._probed: tuple[tuple[Edits, ...], list[int]] = (), []
-        self._tap_capacity = 0
         self._program = self._new_program()
         self._one_step = threading.Lock()  # the batch's arrays serve one step at a time
         self._closed = False
@@ -149,10 +148,7 @@ class CompiledDecoder:
         return np.where(np.isfinite(largest.max(axis=1)), ids, -1)
 
     def tapped(self, feeds: Sequence[Feed], number: int) -> Tapped:
-        """What the layers in `taps` of a feed had: of the last step's feeds the one of this number.
-
-        The next step may overwrite it.
-        """
+        """What the layers in `taps` of a feed had: of the last step's feeds the one of this number."""
         return read_tap(self._probe, self._shape, self._buffers.pool, feeds[number], self._tap_rows[number])
 
     def abort(self) -> None:
@@ -174,9 +170,9 @@ class CompiledDecoder:
         """Have the program with this batch's taps and edits, which are returned. Most often it is the last step's."""
         edited = tuple(dict.fromkeys(feed.edits for feed in feeds if feed.edits is not None))
         layers = sorted({layer for feed in feeds for layer in feed.taps})
-        rows = sum(len(feed.ids) for feed in feeds if feed.taps)
-        if (edited, layers) != self._probed or rows > self._tap_capacity:
-            self._probed, self._tap_capacity = (edited, layers), rows
+        if layers or (edited, layers) != self._probed:
+            self._probed = edited, layers  # with taps each step has new memory: whoever looks keeps it
+            rows = sum(len(feed.ids) for feed in feeds if feed.taps)
             sizes = tap_sizes(self._shape, layers, self.config.num_hidden_layers, rows)
             self._probe = new_probe(edited, sizes)
             self._program = self._new_program()

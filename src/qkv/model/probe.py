@@ -8,6 +8,7 @@ after the last layer. A step in which nobody asks for either looks at one number
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -100,7 +101,7 @@ def new_probe(edited: Sequence[Edits] = (), sizes: Sequence[int] = ()) -> Probe:
     ends = np.cumsum(sizes, dtype=np.int64)
     return Probe(
         tap_at=np.where(np.array(sizes, np.int64) > 0, ends - np.array(sizes, np.int64), -1),
-        taps=np.empty(ends[-1] if len(ends) else 0, np.float32),
+        taps=np.frombuffer(mmap.mmap(-1, 4 * int(ends[-1])), np.float32) if ends.any() else np.zeros(0, np.float32),
         starts=np.concatenate([np.zeros(0, np.int64), *starts]),
         edits=np.concatenate(edits),
         values=values[1] if len(values) == 2 else np.concatenate(values),
