@@ -65,20 +65,22 @@ def _layer(ids: Array, q: Array, keys: Sequence[Array]) -> Array:
     rows = max(1, BLOCK_NUMBERS // T)
     for first in range(0, T, rows):
         end = min(T, first + rows)
-        copies = np.nonzero(_copies(ids[:end], first))
+        copies = _copies(ids[:end], first)
         for h, k in enumerate(keys):
             sums[:, h] += _block(q[first:end, h], k[:end], first, copies)
     return sums
 
 
-def _copies(ids: Array, first: int) -> NDArray[np.bool_]:
-    """[rows, S], true where j comes after an earlier copy of the token at i = first …: ids[j - 1] = ids[i], j ≤ i."""
+def _copies(ids: Array, first: int) -> tuple[Array, Array]:
+    """Rows i - first and columns j where j follows an earlier copy of the token at i: ids[j - 1] = ids[i], j ≤ i."""
     same = np.zeros((len(ids) - first, len(ids)), bool)
     same[:, 1:] = ids[first:, None] == ids[None, :-1]
-    return np.tril(same, first)
+    same[:, first:] &= np.tri(len(same), dtype=bool)
+    rows, columns = np.divmod(np.flatnonzero(same), len(ids))
+    return rows, columns
 
 
-def _block(q: Array, k: Array, first: int, copies: tuple[Array, ...]) -> Array:
+def _block(q: Array, k: Array, first: int, copies: tuple[Array, Array]) -> Array:
     """Sums over the rows first … of: entropy, its share, weights on 0, on i - 1, on i, and on `copies`."""
     rows = np.arange(len(q))
     i = first + rows
