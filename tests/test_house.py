@@ -7,6 +7,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import qkv
@@ -88,6 +89,12 @@ def test_every_public_name_can_be_imported():
 def test_nothing_compiled_is_in_the_package():
     suffixes = {file.suffix for file in SOURCE.rglob("*") if file.is_file() and "__pycache__" not in file.parts}
     assert suffixes <= {".py", ".typed", ".html", ".css", ".js", ".svg"}  # the last four are the page that is served
+
+
+def test_no_two_test_files_have_one_name():
+    """Else pytest collects only the first of them."""
+    names = Counter(file.name for file in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_every_target_that_is_no_file_is_phony():
