@@ -68,12 +68,12 @@ def place(fmt: str, rows: int, columns: int, offset: int = 0) -> np.void:
     return np.array([fields], MATRIX)[0]
 
 
-def new_arena(size: int) -> NDArray[np.uint8]:
-    """`size` zero bytes for weights, on huge pages where the system has them (fewer address lookups)."""
+def new_arena(size: int, *, huge: bool = True) -> NDArray[np.uint8]:
+    """`size` zero bytes, on huge pages where the system has them: fewer address lookups, but slow to come by."""
     if sys.platform == "win32":
         return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)[:size]
     memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a Linux built without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)[:size]

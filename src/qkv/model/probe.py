@@ -8,7 +8,6 @@ after the last layer. A step in which nobody asks for either looks at one number
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qkv.kernels.formats import new_arena
 from qkv.kernels.pointwise import add_row, copy_row
 from qkv.runtime.jit import kernel
 
@@ -101,7 +101,7 @@ def new_probe(edited: Sequence[Edits] = (), sizes: Sequence[int] = ()) -> Probe:
     ends = np.cumsum(sizes, dtype=np.int64)
     return Probe(
         tap_at=np.where(np.array(sizes, np.int64) > 0, ends - np.array(sizes, np.int64), -1),
-        taps=np.frombuffer(mmap.mmap(-1, 4 * int(ends[-1])), np.float32) if ends.any() else np.zeros(0, np.float32),
+        taps=new_arena(4 * sum(sizes), huge=False).view(np.float32),
         starts=np.concatenate([np.zeros(0, np.int64), *starts]),
         edits=np.concatenate(edits),
         values=values[1] if len(values) == 2 else np.concatenate(values),
