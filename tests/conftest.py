@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+
+SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+SWITCHES += ["--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP page.test 127.0.0.1"]
 
 
 def pytest_configure() -> None:
@@ -51,3 +57,15 @@ def smollm2() -> Path:
         return Path(given) if given else resolve("smollm2")
     except ModelNotFoundError as error:
         pytest.skip(f"needs SmolLM2: {error}")
+
+
+@pytest.fixture(scope="module")  # while it is open, its event loop runs, and no other test could run one
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    chromium = os.environ.get("QKV_TEST_CHROMIUM") or shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs the chromium of the system (apt-get install chromium), or QKV_TEST_CHROMIUM")
+    with playwright.sync_playwright() as started:
+        launched = started.chromium.launch(executable_path=chromium, args=SWITCHES)
+        yield launched
+        launched.close()

@@ -53,8 +53,7 @@ def test_it_writes_files(folder, capsys, tmp_path):
     assert execute(["look", "-m", folder, TEXT, *OPTIONS, "--layer", "0", "--head", "2", *options]) == 0
     assert capsys.readouterr().err == ""
     page = files["html"].read_text(encoding="utf-8")
-    assert page.count("<td") == 8
-    assert "http" not in page
+    assert '"layers":[0,1],"heads":[0,1,2,3]' in page and '"chosen":[0,2]' in page
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     with np.load(files["npz"]) as arrays, opened(folder, cache="f32") as llm:
         look = llm.look(TEXT)

@@ -22,7 +22,7 @@ def look(
     head: Annotated[int | None, Option(help="Show this head (default: of the strongest link).")] = None,
     generate: Annotated[int, Option(help="Also answer with up to so many tokens, and look at those.")] = 0,
     chat: Annotated[bool, Option("--chat", help="The text is a message to the model, in its chat template.")] = False,
-    html: Annotated[Path | None, Option(metavar="FILE", help="Also write the overview of heads as a page.")] = None,
+    html: Annotated[Path | None, Option(metavar="FILE", help="Also write a page to explore all heads.")] = None,
     png: Annotated[Path | None, Option(metavar="FILE", help="Also plot the head's weights.")] = None,
     npz: Annotated[Path | None, Option(metavar="FILE", help="Also write the numbers, for NumPy.")] = None,
 ) -> None:
@@ -38,7 +38,8 @@ def look(
     'qkv[plots]'. --npz has ids, tokens, statistics, and of the shown head q, k, v, z and its weights (pattern).
     """
     from qkv.explain import figures
-    from qkv.look import names, report, view
+    from qkv.look import html as look_html
+    from qkv.look import names, report
 
     text = read_prompt(prompt)
     for path in (html, png, npz):
@@ -57,7 +58,7 @@ def look(
     width = max(NARROW, min(WIDE, shutil.get_terminal_size((NARROW, 24)).columns))
     parts = [report.heads(seen), report.heat_map(seen, *shown, width), report.links(seen)]
     if html is not None:
-        figures.write_whole(html, lambda file: file.write(view.page(seen).encode()))
+        figures.write_whole(html, lambda file: file.write(look_html.page(seen, *shown).encode()))
     if png is not None:
         report.draw(seen, *shown, figure)
         figures.save(figure, png)

@@ -50,6 +50,8 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     try:
         with unfinished.open("wb") as file:
             write(file)
+            file.flush()
+            os.fsync(file.fileno())
         unfinished.replace(path)
     except OSError as error:
         raise QkvError(f"{path} cannot be written: {error.strerror}") from None

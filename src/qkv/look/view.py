@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 LETTERS = {"first": "F", "previous": "P", "itself": "S", "induction": "I", "": "·"}
 LEGEND = "F first token · P previous token · S itself · I induction; dark: the head's weight is on few tokens"
-_SPELLED = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+_SPELLED = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
 
 def label(token: str) -> str:
@@ -30,12 +30,6 @@ def overview(look: Look) -> str:
         )
         rows.append(f"<tr><th>{layer}</th>{cells}</tr>")
     return f"<table>{''.join(rows)}</table><p>{LEGEND}</p>"
-
-
-def page(look: Look) -> str:
-    """The overview as a page by itself."""
-    head = '<meta charset="utf-8"><title>Attention heads</title><style>:root { color-scheme: light dark }</style>'
-    return f"<!doctype html><html lang=en><head>{head}</head><body>{overview(look)}</body></html>"
 
 
 def _grey(share: float) -> str:

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from page_server import PageServer
 
-SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-SWITCHES += ["--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP page.test 127.0.0.1"]
 STATED = "Failed to load resource: the server responded with a status of"  # the browser's own line about a refusal
-
-
-@pytest.fixture(scope="module")  # while it is open, its event loop runs, and no other test could run one
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
-    chromium = os.environ.get("QKV_TEST_CHROMIUM") or shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("needs the chromium of the system (apt-get install chromium), or QKV_TEST_CHROMIUM")
-    with playwright.sync_playwright() as started:
-        launched = started.chromium.launch(executable_path=chromium, args=SWITCHES)
-        yield launched
-        launched.close()
 
 
 @pytest.fixture
