@@ -81,6 +81,8 @@ def test_pointing_at_a_cell_shows_its_numbers(show, look):
 def test_keys_do_what_the_mouse_does(show, look):
     page = show()
     page.focus("#map")
+    assert page.inner_text("#cell").endswith(f"({look.row(1, 2, -1).argmax()})")
+    hover(page, len(look) - 1, len(look) - 1, len(look))
     for key in ("ArrowUp", "ArrowUp", "ArrowLeft", "ArrowLeft", "ArrowLeft", "+"):
         page.keyboard.press(key)
     T = len(look)

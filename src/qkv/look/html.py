@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.look.look import ROWS, Look
-from qkv.look.view import LEGEND, LETTERS, label
+from qkv.look.view import LETTERS, label
 from qkv.model.attention import attention_scores, attention_weights, future
 
 Array = NDArray[Any]
@@ -61,7 +61,6 @@ def contents(look: Look, layer: int, head: int) -> dict[str, Any]:
         "chosen": chosen,
         "kinds": statistics.kinds(),
         "letters": LETTERS,
-        "legend": LEGEND,
         "statistics": {name: np.round(numbers, 4).tolist() for name, numbers in vars(statistics).items()},
         "block": block,
         "pictures": pictures,

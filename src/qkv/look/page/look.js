@@ -87,7 +87,6 @@ function buildGrid() {
   $("grid").append(element("thead", ""), element("tbody", ""));
   $("grid").tHead.append(names);
   $("grid").tBodies[0].append(...rows);
-  $("legend").textContent = `${data.legend}. Arrow keys go from head to head.`;
 }
 
 function gridCell(layer, head, i, j) {
@@ -180,7 +179,7 @@ function drawLabels(pen, first, chosen, colour, above = false) {
     const at = first + n;
     if (at !== chosen && (n % every || Math.abs(at - chosen) * cell < 11)) continue;
     pen.fillStyle = colour(at === chosen ? "k" : at < data.prompt ? "ink" : "v");
-    const place = edge + (n + 0.5) * cell;
+    const place = Math.min(edge + (n + 0.5) * cell, edge + state.side * cell - 7);
     const text = fitted(pen, data.tokens[at], edge - 8);
     if (above) pen.fillText(text, 4, place);
     else pen.fillText(text, edge - 4 - pen.measureText(text).width, place);
@@ -230,6 +229,13 @@ function select(i, j) {
   const moved = (first, at) => Math.max(Math.min(first, at), at - state.side + 1);
   Object.assign(state, { top: moved(state.top, state.i), left: moved(state.left, state.j) });
   show();
+}
+
+/** The key that the row's token takes most from. */
+function selectStrongest() {
+  const one = known(state.layer, state.head);
+  const weights = Array.from({ length: state.i + 1 }, (_, j) => weight(one, state.i, j));
+  state.j = weights.indexOf(Math.max(...weights));
 }
 
 function pointed(event) {
@@ -321,6 +327,7 @@ function onGridKey(event) {
 }
 
 buildGrid();
+selectStrongest();
 const generated = T - data.prompt;
 $("about").textContent = `${T} tokens${generated ? `, ${generated} of them generated` : ""}` +
   (data.block > 1 ? ` · in wide views a cell is the largest weight of ${data.block} × ${data.block}` : "");
