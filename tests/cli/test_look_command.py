@@ -48,13 +48,12 @@ def test_it_draws_the_heads_one_heads_weights_and_the_strongest_links(folder, ca
 
 
 def test_it_writes_files(folder, capsys, tmp_path):
-    files = {kind: tmp_path / f"look.{kind}" for kind in ("html", "png", "npz")}
+    files = {kind: tmp_path / f"look.{kind}" for kind in ("html", "npz")}
     options = [part for kind, path in files.items() for part in (f"--{kind}", str(path))]
     assert execute(["look", "-m", folder, TEXT, *OPTIONS, "--layer", "0", "--head", "2", *options]) == 0
     assert capsys.readouterr().err == ""
     page = files["html"].read_text(encoding="utf-8")
     assert '"layers":[0,1],"heads":[0,1,2,3]' in page and '"chosen":[0,2]' in page
-    assert files["png"].read_bytes().startswith(b"\x89PNG")
     with np.load(files["npz"]) as arrays, opened(folder, cache="f32") as llm:
         look = llm.look(TEXT)
         assert np.array_equal(arrays["pattern"], look.pattern(0, 2))
@@ -64,6 +63,14 @@ def test_it_writes_files(folder, capsys, tmp_path):
         for name in ("q", "k", "v", "z"):
             assert np.array_equal(arrays[name], getattr(look, name)(0, 2))
     assert sorted(tmp_path.iterdir()) == sorted(files.values())
+
+
+def test_it_draws_a_png(folder, capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "look.png"
+    assert execute(["look", "-m", folder, TEXT, *OPTIONS, "--layer", "0", "--head", "2", "--png", str(path)]) == 0
+    assert capsys.readouterr().err == ""
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_conversation_and_an_answer(folder, capsys, tmp_path):

@@ -13,6 +13,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 from qkv.look.look import ROWS, Look
 from qkv.look.view import LETTERS, label
 from qkv.model.attention import attention_scores, attention_weights, future
+from qkv.runtime.cores import available_cores
 
 Array = NDArray[Any]
 
@@ -48,7 +51,8 @@ def contents(look: Look, layer: int, head: int) -> dict[str, Any]:
     T, d = len(look), look.q(layer, head).shape[1]
     short = len(places) * (T * (T + 1) + 12 * T) <= NUMBERS_BYTES
     block = 1 if short else -(-T // SIDE)
-    pictures = [] if short else [_base64(_picture(look, *place, block), "u1") for place in places]
+    with ThreadPoolExecutor(available_cores()) as pool:
+        pictures = [] if short else list(pool.map(partial(_picture, look, block), places))
     room = (NUMBERS_BYTES - sum(map(len, pictures)) * 3 // 4) // (4 * T * (2 * d + 3))
     wanted = sorted(places, key=lambda place: (place != chosen, -statistics.induction[place]))
     exact = places if short else wanted[: max(1, room)]
@@ -94,9 +98,9 @@ def _row_logs(q: Array, k: Array) -> Array:
     return logs
 
 
-def _picture(look: Look, i: int, j: int, block: int) -> Array:
+def _picture(look: Look, block: int, place: tuple[int, int]) -> str:
     """[side, side] of 255·√(the largest weight of block × block ones)."""
-    layer, head = look.layers[i], look.heads[j]
+    layer, head = look.layers[place[0]], look.heads[place[1]]
     q, k = look.q(layer, head), look.k(layer, head).astype(np.float32)
     starts = np.arange(0, len(q), block)
     picture = np.zeros((len(starts), len(starts)), np.float32)
@@ -104,7 +108,7 @@ def _picture(look: Look, i: int, j: int, block: int) -> Array:
         end = min(len(q), first + block)
         largest = attention_weights(q[first:end], k[:end]).max(axis=0)
         picture[row, : row + 1] = np.maximum.reduceat(largest, starts[: row + 1])
-    return np.round(255 * np.sqrt(picture))
+    return _base64(np.round(255 * np.sqrt(picture)), "u1")
 
 
 def _base64(array: Array, dtype: str = "<f4") -> str:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from qkv.runtime.cores import available_cores
 
 Array = NDArray[Any]
 Kind = Literal["first", "previous", "itself", "induction", ""]
@@ -53,21 +57,21 @@ class Statistics:
 
 def measure(ids: Array, layers: Iterable[tuple[Array, Sequence[Array]]]) -> Statistics:
     """Statistics of the text `ids` [T], from each layer's q [T, heads, d] and the k [T, d] that each head reads."""
-    sums = np.stack([_layer(ids, q, keys) for q, keys in layers], axis=1)
+    with ThreadPoolExecutor(available_cores()) as pool:
+        sums = np.stack([_layer(ids, q, keys, pool) for q, keys in layers], axis=1)
     choosing, repeated = max(1, len(ids) - 1), max(1, len(ids) - len(np.unique(ids)))
     means = np.vstack([sums[:5] / choosing, sums[5:] / repeated])
     return Statistics(*means)
 
 
-def _layer(ids: Array, q: Array, keys: Sequence[Array]) -> Array:
-    """[6, heads]: the sums of `_block` over all rows."""
+def _layer(ids: Array, q: Array, keys: Sequence[Array], pool: Executor) -> Array:
+    """[6, heads]: the sums of `_block` over all rows. Cores share the heads: NumPy's loops need no GIL."""
     sums, T = np.zeros((6, len(keys))), len(ids)
     rows = max(1, BLOCK_NUMBERS // T)
     for first in range(0, T, rows):
         end = min(T, first + rows)
-        copies = _copies(ids[:end], first)
-        for h, k in enumerate(keys):
-            sums[:, h] += _block(q[first:end, h], k[:end], first, copies)
+        block = partial(_block, first=first, copies=_copies(ids[:end], first))
+        sums += np.stack(list(pool.map(block, q[first:end].swapaxes(0, 1), (k[:end] for k in keys))), axis=1)
     return sums
 
 

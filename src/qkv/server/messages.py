@@ -230,8 +230,7 @@ class MessagesReply(Reply):
             out += self._block("text", {"type": "text", "text": ""})
             out.append(self._delta({"type": "text_delta", "text": chunk.text}))
         for call in chunk.tool_calls:
-            if call.id is not None:
-                out += self._block(call.id, {"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+            out += self._block(call.id, {"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
             out.append(self._delta({"type": "input_json_delta", "partial_json": call.arguments}))
         return out
 
